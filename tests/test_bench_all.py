@@ -129,7 +129,9 @@ def test_one_command_writes_numbers_figure_and_texts(tmp_path, monkeypatch, caps
         "sharding": [2, 2],
     }
     assert (tmp_path / "all.png").stat().st_size > 5_000 and "2 rounds" in capsys.readouterr().out
-    assert (tmp_path / "sharding.txt").read_text().count("a block, C=16") == 2
+    assert (tmp_path / "sharding.txt").read_text().count(
+        "gpt2lab bench sharding --rounds 1 --ranks 2 --rows 2"
+    ) == 2
 
 
 def test_the_dashboard_has_a_panel_a_benchmark_and_rivals_are_grey():

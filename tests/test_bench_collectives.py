@@ -97,7 +97,7 @@ def test_the_command_prints_a_table_and_saves_figure_and_json(tmp_path, capsys):
     options = ["--ranks", "2", *sizes, "--trials", "2", "--ours", "ring", "--out", str(tmp_path)]
     assert cli.main(["bench", "collectives", *options]) == 0
     text = capsys.readouterr().out
-    assert "bus GB/s" in text and "predicted / measured" in text and "latency" in text
+    assert "GB/s of bus" in text and "predicted / measured" in text and "latency" in text
     assert "1024 ranks" in text and "1073741824 bytes: ring" in text
     saved = json.loads((tmp_path / "collectives.json").read_text())
     assert len(saved["rows"]) == 5 * 5 and saved["models"]

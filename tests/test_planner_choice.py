@@ -228,9 +228,12 @@ def test_calibration_says_how_much_longer_steps_take_than_predicted(monkeypatch)
 
         __enter__, __exit__ = lambda self: self, lambda *_: None
 
-        def run(self, _, plan, *step):
-            assert step == calibration.STEP and Plan.parse(plan).world == self.ranks
-            return [2.0 * predict(Plan.parse(plan), config, rows, length, machine).seconds]
+        def run(self, _, contest, asked, *turns):
+            plan = Plan.parse(asked.plan)
+            assert contest is calibration.plan_steps and plan.world == self.ranks
+            assert (asked.config, asked.rows, asked.length) == (config, rows, length)
+            seconds = 2.0 * predict(plan, config, rows, length, machine).seconds
+            return [({"step": [(1.0, 1.0 + seconds), (9.0, 9.0 + 2 * seconds)]}, {})] * self.ranks
 
     monkeypatch.setattr(calibration, "Ranks", TwiceAsLong)
     assert calibration.slowed(machine) == pytest.approx({"1": 2.0, "2": 2.0, "4": 2.0})

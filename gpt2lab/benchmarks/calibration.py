@@ -9,7 +9,9 @@ are slower.
 import hashlib
 import json
 import os
+from argparse import Namespace
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -18,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from ..corpus.storage import cache_dir, read_json
-from ..machine import timing
+from ..machine import memory as counted
 from ..machine.links import Link, Network
 from ..machine.speed import machine
 from ..model import PRESETS
@@ -31,6 +33,8 @@ from ..ranks import comm
 from ..ranks.mesh import Mesh
 from ..reference import example_batch
 from ..train import Trainer
+from . import race
+from .race import Contest
 
 NARROW, WIDE = 4_000, 50_257  # words: blocks weigh as much as the head, or the head and its table weigh most
 STEPS = [  # (plan, configuration, rows, length, words): from many small operators to few large ones
@@ -55,7 +59,7 @@ TOGETHER = {  # plans by ranks, of a step that no benchmark takes
 STEP = "mini", 4, 48, WIDE  # their configuration, rows, length and words
 SAID = "plan", "config", "rows", "length", "words", "seconds"
 SIZES = 1 << 10, 1 << 14, 1 << 18, 1 << 22  # numbers of a sum between ranks
-AMID = 1 << 14  # numbers of the sums that are timed amid work
+AMID, COUNT = 1 << 14, 20  # numbers of a sum that is timed amid work, and how many there are
 
 
 def calibration_file() -> Path:
@@ -100,20 +104,15 @@ def measured() -> dict:
     """The numbers of this machine, from live ranks, one for each core."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     ranks = max(2, min(cores, 4))
-    steps = []
     with Ranks(ranks, echo=False, timeout=120) as pool:
-        for step in tqdm(STEPS, desc="steps", leave=False):
-            seconds = max(pool.run(step_seconds, *step))
-            steps.append(dict(zip(SAID, (*step, seconds), strict=True)))
-        sums = [
-            (2 * (ranks - 1), size, max(pool.run(sum_seconds, size)))
-            for size in tqdm(SIZES, desc="sums", leave=False)
-        ]
-        amid = max(pool.run(amid_seconds))
-    crowd = max(1.0, ranks / cores)
+        timed = [step_seconds(pool, *step) for step in tqdm(STEPS, desc="steps", leave=False)]
+        took = fastest_turns(pool, sums)
+    steps = [dict(zip(SAID, (*step, s), strict=True)) for step, s in zip(STEPS, timed, strict=True)]
     rate, copy, launch = fitted(steps)
-    link = fit([(m * crowd, crowd * 2 * (ranks - 1) / ranks * 4 * size, s) for m, size, s in sums]).link
-    call = max(0.0, amid / crowd - link.time(2 * (ranks - 1) / ranks * 4 * AMID, 2 * (ranks - 1)))
+    crowd, messages, share = max(1.0, ranks / cores), 2 * (ranks - 1), 2 * (ranks - 1) / ranks * 4
+    link = fit([(messages * crowd, crowd * share * size, took[size]) for size in SIZES]).link
+    amid = (took["work and sums"] - took["work"]) / COUNT
+    call = max(0.0, amid / crowd - link.time(share * AMID, messages))
     found = {"cores": cores, "rate": rate, "copy": copy, "launch": launch, "call": call}
     for step in steps:
         step["fitted"] = float(features(step) @ (1 / rate, 1 / copy, launch))
@@ -127,7 +126,7 @@ def slowed(cluster: Cluster) -> dict[str, float]:
     config, found = replace(PRESETS[name], vocab_size=words), {}
     for ranks, plans in tqdm(TOGETHER.items(), desc="plans", leave=False):
         with Ranks(ranks, echo=False, timeout=120) as pool:
-            seconds = [max(pool.run(step_seconds, plan, *STEP)) for plan in plans]
+            seconds = [step_seconds(pool, plan, *STEP) for plan in plans]
         said = [predict(Plan.parse(plan), config, rows, length, cluster).seconds for plan in plans]
         found[str(ranks)] = geometric_mean(np.divide(seconds, said))
     return found
@@ -159,40 +158,43 @@ def fitted(steps: list[dict]) -> tuple[float, float, float]:
     return 1 / costs[0], 1 / costs[1], float(costs[2])
 
 
-def step_seconds(rank: int, world: int, plan: str, name: str, rows: int, length: int, words: int) -> float:
-    """The fastest of some steps of a plan; one of a single rank every rank trains for itself, all at the same time."""
+def step_seconds(pool: Ranks, plan: str, name: str, rows: int, length: int, words: int) -> float:
+    """The fastest of some steps of a plan."""
     config = replace(PRESETS[name], vocab_size=words)
-    parsed = Plan.parse(plan)
-    mesh = Mesh(alone=True) if parsed.world == 1 else Mesh(**parsed.axes)
-    trainer = Trainer(build(parsed, config, mesh))
-    batch = example_batch(config, rows, length)
-    return fastest(lambda: trainer.step(batch), world, 7)
+    return fastest_turns(pool, plan_steps, Namespace(plan=plan, config=config, rows=rows, length=length))[
+        "step"
+    ]
 
 
-def sum_seconds(rank: int, world: int, numbers: int) -> float:
-    """The fastest of some sums of so many numbers over all ranks."""
-    everyone, x = Mesh(dp=world)["dp"], torch.ones(numbers)
-    return fastest(lambda: comm.all_reduce(x, everyone), world, 9)
+def fastest_turns(pool: Ranks, contest, args=None, rounds: int = 8) -> dict[str, float]:
+    """Seconds of each contestant's fastest turn: others on the machine only slow them."""
+    found = race.Outcome.of(pool.run(race.on_rank, contest, args, rounds, 2))
+    return {name: min(times.trials) for name, times in found.times.items()}
 
 
-def amid_seconds(rank: int, world: int, count: int = 20) -> float:
-    """What a sum of `AMID` numbers adds to work between sums, of which some ranks have more than others."""
+def plan_steps(rank: int, world: int, args) -> Contest:
+    """Steps of a plan; one for a single rank runs on every rank at the same time. The fact is the most bytes held."""
+    plan = Plan.parse(args.plan)
+    mesh = Mesh(alone=True) if plan.world == 1 else Mesh(**plan.axes)
+    trainer, batch = (
+        Trainer(build(plan, args.config, mesh)),
+        example_batch(args.config, args.rows, args.length),
+    )
+    held = lambda: {"step": {"bytes held": max(counted.over_a_step(trainer, batch))}}
+    return Contest({"step": lambda: trainer.step(batch)}, facts=held)
+
+
+def sums(rank: int, world: int, _) -> Contest:
+    """Sums of some sizes over all ranks; and work, of which some ranks have more than others, without and with sums."""
     everyone, x, matrix = Mesh(dp=world)["dp"], torch.ones(AMID), torch.ones(256, 256)
 
     def work(sums: bool):
-        for turn in range(count):
+        for turn in range(COUNT):
             # without sums every rank works as long as the slower one
             for _ in range(2 - (rank + turn) % 2 * sums):
                 matrix @ matrix
             if sums:
                 comm.all_reduce(x, everyone)
 
-    alone, both = (fastest(lambda sums=sums: work(sums), world, 9) for sums in (False, True))
-    return (both - alone) / count
-
-
-def fastest(call, world: int, count: int) -> float:
-    """Seconds of the fastest of some calls that all ranks begin together: others on the machine only slow them."""
-    everyone = Mesh(dp=world).world
-    found = timing.trials(call, count, 2, ready=lambda: comm.barrier(everyone))
-    return min(end - start for start, end in found)
+    ways = {size: partial(comm.all_reduce, torch.ones(size), everyone) for size in SIZES}
+    return Contest(ways | {"work": partial(work, False), "work and sums": partial(work, True)})

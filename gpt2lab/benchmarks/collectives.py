@@ -1,14 +1,15 @@
 """The library's collectives and our algorithms over a sweep of sizes, with the alpha-beta model fitted to them.
 
-Every figure is the median of several trials; a trial lasts from the last rank's arrival to the last rank's end. Trials
-go round: each of all calls and sizes once, then all of them again, so that a machine that is busy for a moment does
-not bend the curve in one place. The model is fitted to every other size and tested on those it has not seen. Bus
-bandwidth is nccl-tests' definition. With more ranks than cores the times contain the machine's scheduler.
+All calls and sizes take turns, so that a machine that is busy for a moment does not bend the curve in one place. The
+model is fitted to every other size and tested on those it has not seen. Bus bandwidth is nccl-tests' definition. With
+more ranks than cores the times contain the machine's scheduler.
 """
 
 import contextlib
 import ctypes
+from argparse import Namespace
 from functools import partial
+from itertools import product
 
 import torch
 from tqdm import tqdm
@@ -33,16 +34,20 @@ SIZES = RACES["collectives"].options["sizes"]  # 4 KB to 16 MB
 
 
 def run(args) -> dict[str, float]:
-    """Print the table and the fits; save the figure and the JSON file."""
+    """Print times, bus bandwidths and ratios to the library's all-reduce, then the fits; save figure and numbers."""
     from ..plots.collectives import sweep_figure
 
-    rows = sweep(args.ranks, sorted(args.sizes), [*LIBRARY, *args.ours], args.rounds)
+    rows = sweep(args.ranks, sorted(args.sizes), [*LIBRARY, *args.ours], args.rounds, show=print)
     models = [m for what in ["all_reduce", *args.ours] for n in args.ranks if (m := model(rows, what, n))]
-    print(rows_as_text(rows))
     print(report(models))
     fits = [m | {"fit": vars(m["fit"]) | {"link": vars(m["fit"].link)}} for m in models]
     race.save_race(args.out, "collectives", {"rows": rows, "models": fits}, sweep_figure(rows, models))
-    return {f"{r['what']}, {r['ranks']} ranks, {r['bytes'] >> 10} KiB": r["seconds"] for r in rows}
+    return {named(r["what"], r["ranks"], r["bytes"]): r["seconds"] for r in rows}
+
+
+def named(what: str, n: int, size: int) -> str:
+    """The name of a row."""
+    return f"{what}, {n} ranks, {size / 1024:g} KiB"
 
 
 def keep_pages() -> None:
@@ -56,34 +61,40 @@ def keep_pages() -> None:
             ctypes.CDLL(None).mallopt(option, 1 << 25)
 
 
-def contest(rank: int, world_size: int, what: list[str], sizes: list[int]) -> Contest:
-    """Every call with every size, each just before its turn once to warm up; ways are (name, bytes)."""
+def contest(rank: int, world_size: int, args) -> Contest:
+    """Every call with every size, each just before its turn once to warm up."""
     keep_pages()
-    axis = Mesh(dp=world_size)["dp"]
-    ways = {}
-    for size in sizes:
-        x = torch.ones(size // 4)
-        for name in what:
-            call = LIBRARY.get(name) or ALL_REDUCE[name].all_reduce
-            ways[name, size] = partial(call, x, axis)
+    axis, ways = Mesh(dp=world_size)["dp"], {}
+    tensors = {size: torch.ones(size // 4) for size, _ in args.calls}
+    for size, what in args.calls:
+        call = LIBRARY.get(what) or ALL_REDUCE[what].all_reduce
+        ways[named(what, world_size, size)] = partial(call, tensors[size], axis)
     return Contest(ways, before=lambda way: ways[way]())
+
+
+def sweep(ranks: list[int], sizes: list[int], what: list[str], trials: int, show=None) -> list[dict]:
+    """A row for each number of ranks, size and call, with a progress bar; `show` gets the table as text."""
+    rows, calls = [], list(product(sizes, what))
+    for n in tqdm(ranks, desc="collectives", leave=False, disable=None):
+        rivals = {named(w, n, size): (named("all_reduce", n, size),) for size, w in calls if w in ALL_REDUCE}
+        work = {named(w, n, size): (bus(w, n, size, 1.0) / 1e9, "GB/s of bus") for size, w in calls}
+        heat = Heat("{}", contest, Namespace(calls=calls), n, rivals, work)
+        found = race.race(heat, trials, warm_up=0)
+        rows += [summary_row(w, n, size, t) for (size, w), t in zip(calls, found.times.values(), strict=True)]
+        if show:
+            show(heat.rows(found))
+    return rows
 
 
 def summary_row(what: str, n: int, size: int, times: Times) -> dict:
     """One row: median seconds, quartiles, bus bandwidth."""
-    op = what if what in LIBRARY else "all_reduce"
-    bus = links.bandwidths(op, n, size, times.median)[1]
     row = {"what": what, "ranks": n, "bytes": size, "seconds": times.median}
-    return row | {"low": times.low, "high": times.high, "bus": bus}
+    return row | {"low": times.low, "high": times.high, "bus": bus(what, n, size, times.median)}
 
 
-def sweep(ranks: list[int], sizes: list[int], what: list[str], trials: int) -> list[dict]:
-    """All rows, with a progress bar in a terminal."""
-    rows = []
-    for n in tqdm(ranks, desc="collectives", leave=False, disable=None):
-        found = race.race(Heat("{}", contest, (what, sizes), n), trials, warm_up=0)
-        rows += [summary_row(name, n, size, times) for (name, size), times in found.times.items()]
-    return rows
+def bus(what: str, n: int, size: int, seconds: float) -> float:
+    """The bus bandwidth of a call that takes so long; our algorithms all reduce."""
+    return links.bandwidths(what if what in LIBRARY else "all_reduce", n, size, seconds)[1]
 
 
 def cost(what: str, n: int, size: float) -> tuple[float, float]:
@@ -103,20 +114,6 @@ def model(rows: list[dict], what: str, n: int) -> dict | None:
     return found | {"predicted over measured": unseen}
 
 
-def rows_as_text(rows: list[dict]) -> str:
-    """All rows as text; the ratio is to the library's all-reduce at the same size (below 1: faster)."""
-    base = {(r["ranks"], r["bytes"]): r["seconds"] for r in rows if r["what"] == "all_reduce"}
-    lines = [
-        f"{'ranks':>5} {'bytes':>10} {'what':20}{'median ms':>10} {'quartiles':>17} {'bus GB/s':>9} {'ratio':>6}"
-    ]
-    for r in rows:
-        ratio = "" if r["what"] in LIBRARY else f"{r['seconds'] / base[r['ranks'], r['bytes']]:.2f}"
-        spread = f"{r['low'] * 1e3:.2f} .. {r['high'] * 1e3:.2f}"
-        first = f"{r['ranks']:5} {r['bytes']:10} {r['what']:20}{r['seconds'] * 1e3:10.2f} {spread:>17}"
-        lines.append(f"{first} {r['bus'] / 1e9:9.2f} {ratio:>6}")
-    return "\n".join(lines)
-
-
 def report(models: list[dict]) -> str:
     """The fits, how well they predict sizes that they have not seen, and what they say of 1024 ranks."""
     lines = []
@@ -124,18 +121,18 @@ def report(models: list[dict]) -> str:
         ratios = ", ".join(f"{size}: {ratio:.2f}" for size, ratio in m["predicted over measured"].items())
         lines.append(f"{m['what']}, {m['ranks']} ranks (measured, fitted): {m['fit']}")
         lines.append(f"  predicted / measured of the sizes not fitted: {ratios}")
-        if m["what"] == "ring":
-            lines += [f"  {line}" for line in at_scale(m["fit"].link)]
+        lines += at_scale(m["fit"].link) if m["what"] == "ring" else []
     return "\n".join(lines)
 
 
 def at_scale(link: links.Link, n: int = 1024) -> list[str]:
     """What ring, tree and Rabenseifner would take over n ranks, all joined by such a link, in milliseconds."""
-    lines = [f"by formula, {n} ranks on such links: the ring beats the tree from "]
-    lines[0] += f"{links.crossing(n, link) / 1e6:.1f} MB on"
+    beats = f"the ring beats the tree from {links.crossing(n, link) / 1e6:.1f} MB on"
+    lines, ms = (
+        [f"  by formula, {n} ranks on such links: {beats}"],
+        lambda *call: 1e3 * links.all_reduce_time(*call, link),
+    )
     for size in (1 << 12, 1 << 20, 1 << 24, 1 << 30):
-        times = [
-            (name, links.all_reduce_time(name, n, size, link)) for name in ("ring", "tree", "rabenseifner")
-        ]
-        lines.append(f"{size:11} bytes: " + ", ".join(f"{name} {1e3 * t:,.1f} ms" for name, t in times))
+        times = (f"{name} {ms(name, n, size):,.1f} ms" for name in ("ring", "tree", "rabenseifner"))
+        lines.append(f"  {size:11} bytes: {', '.join(times)}")
     return lines

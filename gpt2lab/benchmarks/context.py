@@ -26,30 +26,23 @@ SERIAL, RIVAL = "serial", "PyTorch's ring"
 def run(args) -> dict[str, float]:
     """Print milliseconds, ratios over serial attention, waiting, and the balance of counted work."""
     splits = [tuple(split.split(":")) for split in args.splits.split(",")]
-    shapes = [(1, args.heads, length, args.width) for length in args.lengths]
-    for world in args.ranks:
-        for shape in shapes:
-            check(splits, world, shape, args.window)
-    over = None if args.no_rival or args.window is not None else args.over
-    print(
-        f"one thread a rank, {args.heads} heads of {args.width}, forward and backward; {rivals.carriers(args.over)}"
+    sizes = list(race.each(args, "ranks", "lengths", splits=[splits]))
+    for one in sizes:
+        check(one)
+    rivals = dict.fromkeys(map(":".join, splits), (SERIAL, RIVAL))
+    heats = (
+        Heat(f"{{}}, {one.ranks} ranks, T={one.lengths}", contest, one, one.ranks, rivals) for one in sizes
     )
-    return race.run(heats(args.ranks, shapes, (splits, args.window, over)), args.rounds, warm_up=1)
+    return race.run(heats, args.rounds, warm_up=1)
 
 
-def heats(worlds: list[int], shapes: list[tuple], given: tuple):
-    """A heat for each number of ranks and length."""
-    for n in worlds:
-        for shape in shapes:
-            yield Heat(f"{{}}, {n} ranks, T={shape[2]}", contest, (shape, *given), n, (SERIAL, RIVAL), notes)
-
-
-def check(splits, world: int, shape, window: int | None) -> None:
+def check(args) -> None:
     """Raise ValueError, before any rank starts, for a split that cannot be timed here."""
-    _, heads, length, width = shape
-    config = GPT2Config(n_head=heads, n_embd=heads * width, n_positions=length, window=window)
-    for name, exchange in (split if len(split) == 2 else (split[0], "") for split in splits):
-        exchanges.check(config, Plan(cp=world, layout=name, exchange=exchange), 1, length)
+    width = args.heads * args.width
+    config = GPT2Config(n_head=args.heads, n_embd=width, n_positions=args.lengths, window=args.window)
+    for split in args.splits:
+        name, exchange = split if len(split) == 2 else (split[0], "")
+        exchanges.check(config, Plan(cp=args.ranks, layout=name, exchange=exchange), 1, args.lengths)
         if exchange.startswith("halo-x"):
             raise ValueError(
                 f"{name}:{exchange} exchanges a layer's input, and only attention is timed here. "
@@ -57,48 +50,44 @@ def check(splits, world: int, shape, window: int | None) -> None:
             )
 
 
-def notes(found: race.Outcome) -> dict[str, str]:
-    """How long ranks wait, how evenly they compute; how far PyTorch's results are from ours, or why it has none."""
-    said = {}
-    for name in found.times.keys() - {SERIAL, RIVAL}:
-        waits, pairs = zip(*(middle(of_rank[name]) for of_rank in found.more), strict=True)
-        said[name] = (
-            f"ranks wait {1e3 * min(waits):.1f} to {1e3 * max(waits):.1f} ms; "
-            f"busiest / mean {float(imbalance([int(n) for n in pairs])):.2f}"
-        )
-    differs, error = zip(*found.facts, strict=True)
-    said[RIVAL] = f"results differ by {max(differs):.0e}"
-    return said | ({SERIAL: f"{RIVAL} does not run here: {error[0]}"} if error[0] else {})
+def contest(rank: int, world_size: int, args) -> Contest:
+    """Attention under every split, serial on rank 0, and PyTorch's.
 
-
-def middle(turns: list[tuple[float, int]]) -> list[float]:
-    """The medians of what was waited and computed in each turn."""
-    return [statistics.median(values) for values in zip(*turns, strict=True)]
-
-
-def contest(rank: int, world_size: int, shape, splits, window: int | None, over: str | None) -> Contest:
-    """Attention under every split, serial on rank 0, and PyTorch's; facts: how far it differs, why it does not run."""
-    mesh = Mesh(cp=world_size)
-    inputs = torch.randn(4, *shape, generator=torch.Generator().manual_seed(0)).unbind()
-    serial = lambda q, k, v: causal_attention(q, k, v, torch.arange(shape[2]), window)
-    ways = {SERIAL: both_ways(serial, inputs) if rank == 0 else lambda: None}
-    for name, exchange in splits:
+    Facts: how long ranks wait, how evenly they compute; how far PyTorch's results are from ours, or why it has none.
+    """
+    mesh, length, window = Mesh(cp=world_size), args.lengths, args.window
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(4, 1, args.heads, length, args.width, generator=generator).unbind()
+    serial = lambda q, k, v: causal_attention(q, k, v, torch.arange(length), window)
+    ways = {SERIAL: both_ways(serial, inputs) if rank == 0 else None}
+    for name, exchange in args.splits:
         ways[f"{name}:{exchange}"] = our_attention(mesh, name, exchange, inputs, window)
-    differs, error = 0.0, ""
-    if over:
+    seen, facts = {name: [] for name in ways}, {}
+    if window is None:
         try:
-            theirs = their_ring(rivals.rival_group(over), rank, world_size, inputs)
-            differs = difference(theirs(), our_attention(mesh, "zigzag", "ring", inputs, None)())
-            ways[RIVAL] = theirs
+            theirs = their_ring(rivals.rival_group(args.over), rank, world_size, inputs)
+            apart = difference(theirs(), our_attention(mesh, "zigzag", "ring", inputs, None)())
+            facts[RIVAL], ways[RIVAL] = {"results differ by": apart}, theirs
         except Exception as found:
-            error = f"{type(found).__name__}: {str(found).splitlines()[0][:140]}"
+            why = f"{type(found).__name__}: {str(found).splitlines()[0][:140]}"
+            facts[SERIAL] = {f"{RIVAL} does not run here:": why}
 
     def clear(name):
         trace.clear()
         attention.work.clear()
 
-    after = lambda *_: (waited(), attention.work["forward"])
-    return Contest(ways, clear, after, facts=lambda: (differs, error))
+    def keep(name, _):
+        if name in seen:
+            seen[name].append((waited(), attention.work["forward"]))
+
+    def told():
+        for name in list(seen)[1:]:
+            waits, pairs = (statistics.median(values) for values in zip(*seen[name], strict=True))
+            balance = imbalance(comm.gather_objects(int(pairs), mesh["cp"]))
+            facts[name] = {"ranks wait, ms": 1e3 * waits, "busiest / mean": f"{float(balance):.2f}"}
+        return facts
+
+    return Contest(ways, clear, keep, facts=told)
 
 
 def waited() -> float:

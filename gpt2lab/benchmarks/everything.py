@@ -5,7 +5,6 @@ the machine does besides. A change has a verdict only where all samples of one f
 """
 
 import contextlib
-import importlib
 import math
 import os
 import statistics
@@ -18,7 +17,7 @@ from tqdm import tqdm
 
 from ..corpus.storage import read_json
 from ..machine import speed
-from .races import RACES, arguments
+from .races import RACES, arguments, run
 
 LEAST = 0.05  # a smaller change of the median is none, however small the spread
 
@@ -30,13 +29,13 @@ def names() -> list[str]:
 
 def run_one(name: str, quick: bool, folder: Path) -> dict[str, float]:
     """Seconds by name of one benchmark; what it prints goes to a text file, and torch's switches are set back."""
-    benchmark, args = importlib.import_module(f"{__package__}.{name}"), arguments(name, quick=quick)
+    args = arguments(name, quick=quick)
     if hasattr(args, "out"):
         args.out = str(folder / name)
     threads, precision = torch.get_num_threads(), torch.backends.mkldnn.matmul.fp32_precision
     try:
         with open(folder / f"{name}.txt", "a") as text, contextlib.redirect_stdout(text):
-            return benchmark.run(args)
+            return run(name, args)
     finally:
         torch.set_num_threads(threads)
         torch.backends.mkldnn.matmul.fp32_precision = precision
@@ -44,10 +43,9 @@ def run_one(name: str, quick: bool, folder: Path) -> dict[str, float]:
 
 def machine_speed() -> dict[str, float]:
     """Seconds of a matrix product and of a copy on one thread: where these have changed, so has everything else."""
-    threads, touched = torch.get_num_threads(), 1 << 26
-    torch.set_num_threads(1)
-    product, copy = 2 * 1024**3 / speed.matmul_rate(), touched / speed.copy_rate(touched, seconds=0.3)
-    torch.set_num_threads(threads)
+    touched = 1 << 26
+    with speed.using_threads(1):
+        product, copy = 2 * 1024**3 / speed.matmul_rate(), touched / speed.copy_rate(touched, seconds=0.3)
     return {"matrix product, 1024": product, "copy of 32 MiB": copy}
 
 

@@ -15,6 +15,7 @@ from ..machine import fast
 from ..model import PRESETS
 from ..verify import relative_error
 from . import race
+from .race import Contest, Heat
 
 EAGER, GROUPED = "transformers, eager", "transformers, grouped_mm"
 
@@ -27,8 +28,7 @@ def run(args) -> dict[str, float]:
     ours, eager = pair(args.experts, args.top_k, args.width, hidden)
     grouped = pair(args.experts, args.top_k, args.width, hidden, "grouped_mm")[1]
     x = torch.randn(1, args.tokens, args.width)
-    found = [gradients(block, x) for block in (ours, eager)]
-    apart = max(map(relative_error, *found))
+    apart = max(map(relative_error, gradients(ours, x), gradients(eager, x)))
     ways = {
         "ours": lambda: gradients(ours, x),
         GROUPED: lambda: gradients(grouped, x),
@@ -36,17 +36,16 @@ def run(args) -> dict[str, float]:
         "the products alone": products(ours.kept.tolist(), args.width, hidden),
         "every expert on every token": lambda: gradients(lambda x: looped(ours, x), x),
     }
-    print(
-        f"{args.experts} experts, top {args.top_k}, {args.tokens} tokens, C={args.width}, H={hidden}, float32, "
-        f"{args.threads} threads (measured); ours and transformers' apart by {apart:.0e}"
+    facts = {"ours": {"ours and transformers' apart by": apart}}
+    against = {way: (GROUPED, EAGER) for way in ways if way not in (GROUPED, EAGER)}
+    raced = lambda label: race.run(
+        [Heat(label, Contest(ways, facts=lambda: facts), rivals=against)], args.rounds
     )
-    plain = race.run([race.here(ways, rivals=(GROUPED, EAGER))], args.rounds)
-    switch = fast.onednn()
+    plain, switch = raced("{}"), fast.onednn()
     if not switch.on:
         print(f"{switch.name} stays off: {switch.found}")
         return plain
-    print("with oneDNN's products:")
-    quick = race.run([race.here(ways, "{}, oneDNN", rivals=(GROUPED, EAGER))], args.rounds)
+    quick = raced("{}, oneDNN")
     ratios = ", ".join(f"{quick['ours, oneDNN'] / plain[rival]:.2f}" for rival in (GROUPED, EAGER))
     print(f"ours as `gpt2lab train` runs it, to transformers' two as they come: {ratios}")
     torch.backends.mkldnn.matmul.fp32_precision = "none"

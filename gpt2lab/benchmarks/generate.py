@@ -1,11 +1,11 @@
 """Tokens a second of generation: with the cache, on two tensor ranks, without the cache, and transformers' `generate`.
 
-All take the likeliest token of the same random weights, so they write the same text; they take turns, and medians
-count. The last line says what bounds a single text: every new token reads every weight once.
+All take the likeliest token of the same random weights, so they write the same text. The last line says what bounds a
+single text: every new token reads every weight once.
 """
 
 import tempfile
-from functools import cache, partial
+from functools import cache
 
 import torch
 
@@ -17,6 +17,7 @@ from ..processes.launch import Ranks
 from ..ranks.mesh import Mesh
 from ..storage import huggingface
 from . import race
+from .race import Contest, Heat
 
 GREEDY = {"temperature": 0.0, "stop": None}
 
@@ -28,22 +29,13 @@ def run(args) -> dict[str, float]:
     model, ways = contestants(args.config, args.rows, args.prompt, args.tokens, ranks)
     size, reading = sum(p.numel() * p.element_size() for p in model.parameters()), reading_time(model)
     count, texts = args.rows * args.tokens, {}
-
-    def write(way):
-        texts[way] = ways[way]()
-
-    def notes(found):
-        said = {way: f"{count / t.median:.1f} tokens/s" for way, t in found.times.items()}
-        same = all(text == texts["transformers"] for text in texts.values())
-        return said | {"transformers": f"{said['transformers']}; all wrote the same text: {same}"}
-
-    print(
-        f"{args.config}, {args.rows} x {args.tokens} tokens after {args.prompt}, "
-        f"float32, {args.threads} threads or 2 ranks (measured)"
-    )
-    writers = {way: partial(write, way) for way in ways}
+    same = lambda: str(all(text == texts["transformers"] for text in texts.values()))
+    facts = lambda: {"transformers": {"all wrote the same text:": same()}}
+    contest = Contest(ways, after=texts.__setitem__, facts=facts)
+    against = {way: ("transformers",) for way in ways if way != "transformers"}
     with ranks:
-        seconds = race.run([race.here(writers, rivals=("transformers",), notes=notes)], args.rounds)
+        heat = Heat("{}", contest, rivals=against, work=dict.fromkeys(ways, (count, "tokens/s")))
+        seconds = race.run([heat], args.rounds)
     per_token = seconds["ours, with the cache"] / args.tokens
     limit = seconds["transformers"] / args.tokens / reading
     print(

@@ -3,29 +3,25 @@
 Every call does one all-reduce of one number.
 """
 
-import json
-
 import torch
 
 from ..processes.launch import Ranks, launch
 from ..ranks import comm
 from ..ranks.mesh import Axis
 from . import race
+from .race import Contest, Heat
 
 
 def run(args) -> dict[str, float]:
     """Print the table; every call does one all-reduce."""
     first = {"first launch": lambda: launch(one_sum, ranks=args.ranks[0])}
-    seconds = race.run([race.here(first, f"{{}}, {args.ranks[0]} ranks")], rounds=1, warm_up=0)
+    seconds = race.run([Heat(f"{{}}, {args.ranks[0]} ranks", Contest(first))], rounds=1, warm_up=0)
     for n in args.ranks:
-        warm = {"warm launch": lambda n=n: launch(one_sum, ranks=n)}
-        seconds |= race.run([race.here(warm, f"{{}}, {n} ranks")], args.rounds, warm_up=0)
+        launched = {"warm launch": lambda n=n: launch(one_sum, ranks=n)}
+        seconds |= race.run([Heat(f"{{}}, {n} ranks", Contest(launched))], args.rounds, warm_up=0)
         with Ranks(n) as pool:
             called = {"call of a running pool": lambda pool=pool: pool.run(one_sum)}
-            seconds |= race.run([race.here(called, f"{{}}, {n} ranks")], args.rounds, warm_up=1)
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump([{"what": what, "seconds": s} for what, s in seconds.items()], file, indent=2)
+            seconds |= race.run([Heat(f"{{}}, {n} ranks", Contest(called))], args.rounds, warm_up=1)
     return seconds
 
 

@@ -1,23 +1,20 @@
 """Our engine compared with torch.distributed.pipelining, on the same stages.
 
-Both hold the same layers on the same ranks, run the same micro-batches in turns inside the same processes, and sum the
-tied embedding over its two ends. Then the order tables are compared, where the schedules have the same definition.
+Both hold the same layers on the same ranks, run the same micro-batches forward and backward, and sum the tied embedding
+over its two ends. Then the order tables are compared, where the schedules have the same definition.
 """
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import nn
 
 from ..corpus.batches import Batch
 from ..model import GPT2, PRESETS, GPT2Config, token_loss
-from ..parallel.accumulate import Alone
-from ..parallel.pipeline.engine import Pipeline
+from ..plan import Plan, build
 from ..ranks import comm
 from ..ranks.mesh import Mesh
-from ..schedules import Schedule, from_csv, make
-from ..verify import relative_error
+from ..schedules import Schedule, from_csv
 from . import race, rivals
 from .race import Contest, Heat
 
@@ -39,27 +36,12 @@ def run(args) -> dict[str, float]:
     """Print medians and ratios for each number of ranks and schedule, gradients' distance, and orders."""
     layers = max(PRESETS[args.config].n_layer, 2 * max(args.ranks))
     config = replace(PRESETS[args.config], vocab_size=args.vocab, n_layer=layers)
-    print(
-        f"one forward and backward of {args.config} with {layers} layers, {args.micro} micro-batches of 1 x "
-        f"{args.length}, float32, one thread a rank;\n{rivals.carriers(args.over)}"
+    print(f"one forward and backward of {layers} layers, micro-batches of one row")
+    heats = (
+        Heat(f"{{}}, {one.schedules}, {one.ranks} ranks", contest, one, one.ranks, {"ours": ("torch's",)})
+        for one in race.each(args, "ranks", "schedules", config=[config])
     )
-    return race.run(heats(args, config), args.rounds)
-
-
-def heats(args, config: GPT2Config):
-    """A heat for each number of ranks and schedule."""
-    for n in args.ranks:
-        for name in args.schedules:
-            given = name, config, args.micro, args.length, args.over
-            yield Heat(f"{{}}, {name}, {n} ranks", contest, given, n, ("torch's",), partial(notes, name))
-
-
-def notes(name: str, found: race.Outcome) -> dict[str, str]:
-    """How far gradients are apart, and how the orders compare."""
-    orders = found.facts[0][1]
-    reason = "" if orders == "the same" else f" ({REASONS.get(name, 'unexplained')})"
-    apart = max(fact[0] for fact in found.facts)
-    return {"torch's": f"{RIVALS[name]}; gradients differ by {apart:.0e}; orders: {orders}{reason}"}
+    return race.run(heats, args.rounds)
 
 
 class Stage(nn.Module):
@@ -83,77 +65,74 @@ class Stage(nn.Module):
         return x if self.ln_f is None else nn.functional.linear(self.ln_f(x), self.wte.weight)
 
 
-def contest(rank, world_size, name: str, config: GPT2Config, micros: int, length: int, over: str) -> Contest:
-    """A step of ours and of PyTorch's on one rank; facts: the gradients' largest difference, how orders compare."""
-    mesh, schedule = Mesh(pp=world_size), make(name, world_size, micros)
-    generator = torch.Generator().manual_seed(0)
-    text = torch.randint(config.vocab_size, (micros, length + 1), generator=generator)
-    x, y = text[:, :-1].contiguous(), text[:, 1:].contiguous()
-    batch = Batch(x, y, torch.arange(length), torch.arange(micros), y.numel()).micro(micros)
-    model = GPT2(config)
-    engine = Pipeline(model, mesh, schedule)
-    stages, rival = torch_schedule(
-        rank, config, schedule, RIVALS[name], micros, y.numel(), engine.parts.layers, rivals.rival_group(over)
-    )
+def contest(rank: int, world_size: int, args) -> Contest:
+    """Forward and backward of ours and of PyTorch's on one rank; facts: how gradients differ, how orders compare."""
+    x, y = rivals.random_batch(args.config, args.micro, args.length)
+    batch = Batch(x, y, torch.arange(args.length), torch.arange(args.micro), y.numel())
+    plan = Plan.parse(f"pp={world_size},schedule={args.schedules},micro={args.micro}")
+    parallel = build(plan, args.config, Mesh(**plan.axes))
+    engine, schedule, micros = parallel.engine, parallel.engine.schedule, batch.micro(args.micro)
+    stages, rival = torch_schedule(rank, args, schedule, y.numel(), engine.parts.layers)
 
     def our_step():
-        engine.run(batch, None, Alone())
-        if engine.twins is not None:
-            model.wte.weight.grad = comm.all_reduce(model.wte.weight.grad, engine.twins)
+        engine.run(micros, None, parallel.sync)
+        engine.tie(parallel.sync.pieces, parallel.mesh)
 
     def their_step():
         last = schedule.depth - 1 in stages
         rival.step(*([x] if 0 in stages else []), **({"target": y} if last else {}))
-        ends = [stage.wte.weight for n, stage in stages.items() if n in (0, schedule.depth - 1)]
         if engine.twins is not None:
-            ends[0].grad = comm.all_reduce(ends[0].grad, engine.twins)
+            (end,) = [stage.wte.weight for n, stage in stages.items() if n in (0, schedule.depth - 1)]
+            end.grad = comm.all_reduce(end.grad, engine.twins)
+
+    def release(name):  # while one runs the other's memory is needed
+        for module in (parallel.model, *stages.values()):
+            module.zero_grad()
 
     our_step()
     their_step()
-    apart = difference(model, stages)
-
-    def release(name):  # while one runs the other's memory is needed
-        for module in (model, *stages.values()):
-            module.zero_grad()
-
-    facts = apart, same_order(schedule, rival)
-    return Contest({"ours": our_step, "torch's": their_step}, before=release, facts=lambda: facts)
+    ours = {name: p.grad for name, p in parallel.model.named_parameters()}
+    facts = {"by": RIVALS[args.schedules]} | rivals.apart(ours, gradients(stages))
+    facts["orders:"] = same_order(schedule, rival, args.schedules)
+    return Contest({"ours": our_step, "torch's": their_step}, release, facts=lambda: {"torch's": facts})
 
 
-def torch_schedule(rank, config, schedule: Schedule, kind: str, micros: int, total: int, layers, group):
+def torch_schedule(rank: int, args, schedule: Schedule, total: int, layers):
     """Our stages of this rank as PyTorch's, by number, and PyTorch's schedule over them."""
     from torch.distributed import pipelining
     from torch.distributed.pipelining import schedules
 
-    depth = schedule.depth
-    mine = {n: Stage(config, layers[n], n == 0, n == depth - 1) for n in schedule.stages_of(rank)}
-    wrapped = [
+    depth, group, kind = (
+        schedule.depth,
+        rivals.rival_group(args.over),
+        getattr(schedules, RIVALS[args.schedules]),
+    )
+    mine = {n: Stage(args.config, layers[n], n == 0, n == depth - 1) for n in schedule.stages_of(rank)}
+    stages = [
         pipelining.PipelineStage(m, n, depth, torch.device("cpu"), group=group) for n, m in mine.items()
     ]
     loss = lambda logits, target: token_loss(logits, target) / total
-    single = issubclass(getattr(schedules, kind), schedules.PipelineScheduleSingle)
-    chosen = getattr(schedules, kind)(
-        wrapped[0] if single else wrapped, micros, loss_fn=loss, scale_grads=False
-    )
-    return mine, chosen
+    given = stages[0] if issubclass(kind, schedules.PipelineScheduleSingle) else stages
+    return mine, kind(given, args.micro, loss_fn=loss, scale_grads=False)
 
 
-def difference(model: GPT2, stages: dict[int, Stage]) -> float:
-    """The largest relative difference of a gradient; the embedding's two ends on one rank are added up."""
-    theirs: dict[str, torch.Tensor] = {}
+def gradients(stages: dict[int, Stage]) -> dict[str, torch.Tensor]:
+    """Theirs by name; those of the embedding's two ends on one rank are added up."""
+    found: dict[str, torch.Tensor] = {}
     for stage in stages.values():
         for name, p in stage.named_parameters():
-            theirs[name] = theirs[name] + p.grad if name in theirs else p.grad
-    return max(relative_error(p.grad, theirs[name]) for name, p in model.named_parameters())
+            found[name] = found[name] + p.grad if name in found else p.grad
+    return found
 
 
-def same_order(schedule: Schedule, rival) -> str:
-    """Whether PyTorch's order table is ours; if not, the first rank and operation at which they part."""
+def same_order(schedule: Schedule, rival, name: str) -> str:
+    """Whether PyTorch's order table is ours; if not, the first rank and operation at which they part, and why."""
     table = rival.pipeline_order or rival._get_pipeline_order()
     kept = [[str(a) for a in table[r] if a is not None and a.is_compute_op] for r in sorted(table)]
     theirs = from_csv("\n".join(",".join(row) for row in kept))
+    reason = REASONS.get(name, "unexplained")
     for rank, (a, b) in enumerate(zip(schedule.orders, theirs.orders, strict=True)):
         for n, (ours, other) in enumerate(zip(a, b, strict=False)):
             if ours != other:
-                return f"part on rank {rank} at operation {n}: ours {ours}, theirs {other}"
+                return f"part on rank {rank} at operation {n}: ours {ours}, theirs {other} ({reason})"
     return "the same" if schedule.orders == theirs.orders else "of different lengths"

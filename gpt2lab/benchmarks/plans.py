@@ -7,25 +7,20 @@ another one left. What is measured is written as JSON, which lesson 17 draws; pr
 """
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-from ..machine import memory as counted
-from ..machine import timing
 from ..machine.speed import machine
 from ..model import PRESETS
-from ..plan import Plan, build
+from ..plan import Plan
 from ..planner.cost import predict
 from ..planner.space import candidates
-from ..processes.launch import Ranks
-from ..ranks import comm
-from ..ranks.mesh import Mesh
-from ..reference import example_batch
-from ..train import Trainer
 from . import race
-from .calibration import cluster_of, known
+from .calibration import cluster_of, known, plan_steps
+from .race import Heat
 
 
 def run(args) -> dict[str, float]:
@@ -34,7 +29,7 @@ def run(args) -> dict[str, float]:
 
     folder, config = Path(args.out), PRESETS[args.config]
     folder.mkdir(parents=True, exist_ok=True)
-    record = {name: getattr(args, name) for name in ("config", "rows", "length")} | {"machine": machine()}
+    record = {"config": args.config, "rows": args.rows, "length": args.length, "machine": machine()}
     record |= {"calibration": known(), "plans": []}
     plans = some_plans(config, cluster_of(record["calibration"]), args.rows, args.length, args.plans)
     for plan in tqdm(plans, desc="plans"):
@@ -64,23 +59,11 @@ def compared(record: dict) -> list[dict]:
     return found
 
 
-def step_of(
-    rank: int, world: int, text: str, config, rows: int, length: int, steps: int
-) -> tuple[float, int]:
-    """(seconds of the fastest step, most bytes held) of a plan on this rank; others on the machine only slow it."""
-    plan = Plan.parse(text)
-    mesh = Mesh(**plan.axes)
-    trainer, batch = Trainer(build(plan, config, mesh)), example_batch(config, rows, length)
-    meet = lambda: comm.barrier(mesh.world)
-    times = timing.alone(timing.trials(lambda: trainer.step(batch), steps, 1, finish=meet)).trials
-    return min(times), max(counted.over_a_step(trainer, batch))
-
-
 def measure(plan: Plan, config, rows: int, length: int, steps: int = 3) -> tuple[float, int]:
     """(seconds, bytes) of a step of one plan here, of the slowest and the fullest rank."""
-    with Ranks(plan.world, echo=False, timeout=300) as ranks:
-        found = ranks.run(step_of, str(plan), config, rows, length, steps)
-    return max(s for s, _ in found), max(b for _, b in found)
+    asked = Namespace(plan=str(plan), config=config, rows=rows, length=length)
+    found = race.race(Heat("{}", plan_steps, asked, plan.world), steps, warm_up=1)
+    return min(found.times["step"].trials), max(facts["step"]["bytes held"] for facts in found.facts)
 
 
 def agreement(rows: list[dict]) -> dict[str, float]:

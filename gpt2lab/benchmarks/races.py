@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 
 from ..machine.options import Parser, Setting, positive
+from ..machine.words import flag
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,10 @@ OPTIONS = {  # an older name belongs to the first option that claims it: --steps
     "threads": Setting("threads of torch", positive),
     "over": Setting("what carries the bytes of PyTorch's own: gloo, as it is shipped, or our transport"),
     "out": Setting("folder for the figure and the JSON file"),
-    "json": Setting("also write the figures to a file", metavar="FILE"),
     "sizes": Setting("bytes", positive, many="+"),
     "ours": Setting("our algorithms", many="*"),
     "bucket": Setting("KiB of gradients in a message", positive),
     "pairs": Setting("what to time", many="+", choices=PAIRS),
-    "trace": Setting("save a step of each as Chrome JSON, for ui.perfetto.dev", metavar="FOLDER"),
     "loss": Setting("ours computes it whole, as PyTorch's own, or chunked, as `train` does", choices=LOSSES),
     "vocab": Setting("size of the vocabulary", positive),
     "micro": Setting("micro-batches, one row each", positive),
@@ -53,7 +52,6 @@ OPTIONS = {  # an older name belongs to the first option that claims it: --steps
     "width": Setting("width of the embedding, or of a head", positive, metavar="C"),
     "window": Setting("tokens that a token sees before itself; without it all", positive),
     "splits": Setting("layout:exchange, with commas between"),
-    "no_rival": Setting("leave out PyTorch's ring attention", bool),
     "experts": Setting("how many", positive),
     "top_k": Setting("how many a token asks for", positive),
     "tokens": Setting("tokens of the batch, or tokens to generate", positive),
@@ -86,7 +84,7 @@ RACES = {
     ),
     "launch": Race(
         "how long live ranks take to start",
-        {"ranks": [2, 4, 8], "rounds": 5, "json": None},
+        {"ranks": [2, 4, 8], "rounds": 5},
         {"ranks": [2, 4]},
     ),
     "transport": Race(
@@ -103,7 +101,7 @@ RACES = {
     ),
     "data": Race(
         "data parallel and ZeRO against DDP and fully_shard",
-        MINI | {"bucket": 1024, "pairs": PAIRS, "trace": None, "loss": "whole"},
+        MINI | {"bucket": 1024, "pairs": PAIRS, "loss": "whole"},
         NANO,
     ),
     "tensor": Race("tensor parallel against DTensor", MINI, NANO),
@@ -117,7 +115,7 @@ RACES = {
     "context": Race(
         "sequence splitting against serial attention and PyTorch's ring",
         {"ranks": [2, 4], "lengths": [1024, 2048, 4096, 8192], "heads": 4, "width": 32, "window": None}
-        | {"rounds": 3, "splits": SPLITS, "no_rival": False, "over": "gloo"},
+        | {"rounds": 3, "splits": SPLITS, "over": "gloo"},
         {"ranks": [2], "lengths": [512], "splits": "zigzag:ring,contiguous:kv,contiguous:heads"},
     ),
     "tasks": Race(
@@ -165,3 +163,15 @@ def arguments(name: str, words: Sequence[str] = (), quick: bool = False) -> Name
     if quick or "--quick" in words:
         made.set_defaults(**RACES[name].quick)
     return made.parse_args(words)
+
+
+def run(name: str, args: Namespace) -> dict[str, float]:
+    """Print which race it is, with all its options, and run it; seconds by name."""
+    carrier = import_module("gpt2lab.transport").default()
+    shown = lambda value: " ".join(map(str, value)) if isinstance(value, list | tuple) else value
+    given = {
+        o: shown(value) for o, value in vars(args).items() if o != "quick" and value not in (None, False)
+    }
+    typed = " ".join(f"{flag(o)}" if value is True else f"{flag(o)} {value}" for o, value in given.items())
+    print(f"gpt2lab bench {name} {typed}\nfloat32, one thread a rank, our bytes over {carrier} (measured)")
+    return import_module(f"{__package__}.{name}").run(args)

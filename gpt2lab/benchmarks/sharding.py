@@ -21,29 +21,62 @@ from . import race, rivals
 from .race import Contest, Heat
 from .tensor import dtensor_block
 
+MARKS = {"attn.c_attn.weight": "heads:x", "mlp.c_fc.weight": "ff:x"}
+
 
 def run(args) -> dict[str, float]:
     """Print the block's messages, bytes and seconds."""
     config = GPT2Config(n_layer=1, n_head=8, n_embd=args.width)
-    print(
-        f"a block, C={args.width}, B={args.rows}, T={args.length}, forward and backward; {rivals.carriers(args.over)}"
+    heats = (
+        Heat(f"{{}}, {one.ranks} ranks", contest, one, one.ranks, {"ours": ("DTensor",)})
+        for one in race.each(args, "ranks", config=[config])
     )
-    return race.run(heats(args, config), args.rounds)
+    return race.run(heats, args.rounds)
 
 
-def heats(args, config: GPT2Config):
-    """A heat for each number of ranks."""
-    for n in args.ranks:
-        block, program = block_program(config, args.rows, args.length, n)
-        given = block, program, args.rows, args.length, config, args.over
-        yield Heat(f"{{}}, {n} ranks", contest, given, n, ("DTensor",), notes)
+def contest(rank: int, world_size: int, args) -> Contest:
+    """Both on one rank; facts: elements sent and collectives of each, and how far the results are apart."""
+    torch.manual_seed(0)
+    block, program = block_program(args.config, args.rows, args.length, world_size)
+    x, grad = torch.randn(2, args.rows, args.length, args.config.n_embd).unbind()
+    given = {"x": x, "grad y": grad} | {n: p.detach() for n, p in block.named_parameters()}
+    interpreter = Interpreter(program, live_axes(program.mesh))
+    parts = {name: interpreter.part(name, value) for name, value in given.items()}
+    ours = lambda: interpreter.run(parts, parts=True)
+    comm.clear_log()
+    mine = ours()
+    sent = sum(e.bytes for e in comm.log) // x.element_size(), len(comm.log)
+    dtensor_block(block, rivals.rival_mesh(args.over))
+    positions = torch.arange(args.length)
+
+    def theirs():
+        leaf = x.detach().requires_grad_()
+        y = block(leaf, positions)
+        y.backward(grad)
+        block.zero_grad()
+        return y.detach(), leaf.grad
+
+    with CommDebugMode() as calls, Sent() as elements:
+        y, of_x = theirs()
+    apart = max((mine["y"] - y).abs().max().item(), (mine["grad x"] - of_x).abs().max().item())
+    facts = {"ours": counted(*sent), "DTensor": counted(elements.elements, calls.get_total_counts())}
+    facts["DTensor"]["results differ by"] = apart
+    return Contest({"ours": ours, "DTensor": theirs}, facts=lambda: facts)
 
 
-def notes(found: race.Outcome) -> dict[str, str]:
-    """What both send, and how far their results are apart."""
-    counted = lambda who: f"{found.facts[0][who]} elements sent by a rank and collectives (counted)"
-    apart = f"results differ by {max(fact['apart'] for fact in found.facts):.0e}"
-    return {"ours": counted("ours"), "DTensor": f"{counted('theirs')}; {apart}"}
+def counted(elements: int, collectives: int) -> dict[str, str]:
+    """What a rank has sent, as a fact."""
+    return {"a rank sends": f"{elements} elements in {collectives} collectives (counted)"}
+
+
+def block_program(config: GPT2Config, rows: int, length: int, ranks: int):
+    """(module, program) of a block of GPT-2, forward and backward, cut by two marks over so many ranks."""
+    block = Block(config, 0)
+    block.attn.core = plain_attention
+    names = {name: dimensions(name) for name, _ in block.named_parameters()} | {"x": ("batch", "seq", "embd")}
+    x, mesh = torch.zeros(rows, length, config.n_embd), {"x": ranks}
+    graph = captured_module(block, x, names, lambda: (torch.arange(length),))
+    return block, partition(graph, propagate(graph, MARKS, mesh), mesh)
 
 
 SHARES = {
@@ -70,45 +103,3 @@ class Sent(TorchDispatchMode):
             self.elements += int(SHARES[name](2) * args[0].numel())
             self.calls[name] += 1
         return func(*args, **(kwargs or {}))
-
-
-MARKS = {"attn.c_attn.weight": "heads:x", "mlp.c_fc.weight": "ff:x"}
-
-
-def block_program(config: GPT2Config, rows: int, length: int, ranks: int, dtype=torch.float32):
-    """(module, program) of a block of GPT-2, forward and backward, cut by two marks over so many ranks."""
-    block = Block(config, 0).to(dtype)
-    block.attn.core = plain_attention
-    names = {name: dimensions(name) for name, _ in block.named_parameters()} | {"x": ("batch", "seq", "embd")}
-    x, mesh = torch.zeros(rows, length, config.n_embd, dtype=dtype), {"x": ranks}
-    graph = captured_module(block, x, names, lambda: (torch.arange(length),))
-    return block, partition(graph, propagate(graph, MARKS, mesh), mesh)
-
-
-def contest(rank, world_size, block, program, rows, length, config, over) -> Contest:
-    """Both on one rank; facts: elements sent and collectives of each, and how far the results are apart."""
-    torch.manual_seed(0)
-    dtype = next(block.parameters()).dtype
-    x, grad = (torch.randn(rows, length, config.n_embd, dtype=dtype) for _ in range(2))
-    given = {"x": x, "grad y": grad} | {n: p.detach() for n, p in block.named_parameters()}
-    interpreter = Interpreter(program, live_axes(program.mesh))
-    parts = {name: interpreter.part(name, value) for name, value in given.items()}
-    ours = lambda: interpreter.run(parts, parts=True)
-    comm.clear_log()
-    mine = ours()
-    sent = sum(e.bytes for e in comm.log) // x.element_size(), len(comm.log)
-    dtensor_block(block, rivals.rival_mesh(over))
-    positions = torch.arange(length)
-
-    def theirs():
-        leaf = x.detach().requires_grad_()
-        y = block(leaf, positions)
-        y.backward(grad)
-        block.zero_grad()
-        return y.detach(), leaf.grad
-
-    with CommDebugMode() as counted, Sent() as elements:
-        y, of_x = theirs()
-    apart = max((mine["y"] - y).abs().max().item(), (mine["grad x"] - of_x).abs().max().item())
-    facts = {"ours": sent, "theirs": (elements.elements, counted.get_total_counts()), "apart": apart}
-    return Contest({"ours": ours, "DTensor": theirs}, facts=lambda: facts)

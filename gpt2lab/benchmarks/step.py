@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -19,7 +18,7 @@ from ..machine.huge_pages import TUNABLE
 from ..machine.timing import stopwatch
 from ..model import GPT2, PRESETS, GPT2Config
 from ..parallel.chunked_loss import apply_chunked_loss
-from . import race
+from . import race, rivals
 from .race import Contest, Heat
 
 RUNGS = ("transformers", "ours, plain", "+ chunked loss", "+ huge pages", "+ oneDNN matmul")
@@ -29,21 +28,18 @@ def run(args) -> dict[str, float]:
     """Print the median step of every rung, its ratio to transformers', and how near the machine's limit the last is."""
     from ..plots import ladder
 
-    print(
-        f"one step of {args.config}, B={args.rows}, T={args.length}, float32, {args.threads} threads (measured)"
-    )
     times = {rung: [] for rung in RUNGS}
     ways = {rung: partial(measured_elsewhere, rung, args) for rung in RUNGS}
     contest = Contest(ways, own=True, after=lambda rung, seconds: times[rung].extend(seconds))
-    middle = race.run([Heat("{}", lambda: contest, rivals=RUNGS[:1])], args.rounds, warm_up=0)
+    work = speed.flops_per_token(PRESETS[args.config], args.length) * args.rows * args.length
+    rates = dict.fromkeys(RUNGS, (work / 1e9, "GFLOP/s"))
+    heat = Heat("{}", contest, rivals=dict.fromkeys(RUNGS[1:], RUNGS[:1]), work=rates)
+    middle = race.run([heat], args.rounds, warm_up=0)
     torch.set_num_threads(args.threads)
     fast.onednn()
-    work = speed.flops_per_token(PRESETS[args.config], args.length) * args.rows * args.length
-    rate, limit = work / middle[RUNGS[-1]], speed.matmul_rate()
-    print(f"  the last rung does {rate / 1e9:.0f} GFLOP/s, {rate / limit:.0%} of the matmul rate here;")
-    print(
-        f"  at that rate its matrix products alone take {work / limit / middle['transformers']:.3f} of transformers"
-    )
+    limit = work / speed.matmul_rate()
+    print(f"  at the matmul rate here the last rung would take {limit / middle[RUNGS[-1]]:.0%} of its time;")
+    print(f"  its matrix products alone take {limit / middle[RUNGS[0]]:.3f} of transformers")
     race.save_race(args.out, args.config, times, ladder.ladder(middle))
     return middle
 
@@ -63,8 +59,7 @@ def seconds_of(rung: str, config: str, rows: int, length: int, steps: int, threa
     """Seconds of each timed step of a rung, in this process."""
     torch.set_num_threads(threads)
     reached, sizes = RUNGS[: RUNGS.index(rung) + 1], PRESETS[config]
-    tokens = torch.randint(sizes.vocab_size, (rows, length + 1), generator=torch.Generator().manual_seed(0))
-    x, y = tokens[:, :-1], tokens[:, 1:]
+    x, y = rivals.random_batch(sizes, rows, length)
     model = GPT2(sizes) if "ours, plain" in reached else their_model(sizes)
     loss = lambda: model.loss(model(x), y) / y.numel()
     if rung == "transformers":
@@ -73,7 +68,7 @@ def seconds_of(rung: str, config: str, rows: int, length: int, steps: int, threa
         apply_chunked_loss(model)
     if "+ oneDNN matmul" in reached:
         fast.onednn()
-    step = stepper(model, loss)
+    step = rivals.training_step(loss, rivals.fused_adamw(model.parameters()))
     return [stopwatch(step) for _ in range(steps + 1)][1:]  # the first one makes the optimizer's state
 
 
@@ -85,18 +80,6 @@ def their_model(config: GPT2Config):
     sizes = {n: getattr(config, n) for n in ("vocab_size", "n_positions", "n_layer", "n_head", "n_embd")}
     off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
     return GPT2LMHeadModel(TheirConfig(**sizes, **off))
-
-
-def stepper(model: torch.nn.Module, loss: Callable[[], torch.Tensor]) -> Callable[[], None]:
-    """A function that does one training step: gradients dropped, forward, backward, fused AdamW."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-
-    def step():
-        loss().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from functools import partial
 
 import torch
 
-from ..machine.timing import stopwatch
+from ..machine.speed import using_threads
+from ..machine.timing import alone, stopwatch, trials
 from ..model import GPT2, PRESETS, GPT2Config
 from ..planner import metrics
 from ..processes.launch import Ranks, kept
@@ -23,7 +24,7 @@ from ..tasks.gpt2 import Blocks, GPT2Tasks, adamw
 from ..tasks.graph import TaskGraph, updates
 from ..tasks.runtime import run_fork_join, run_sequential
 from ..tasks.scheduler import Scheduler, run_tasks
-from . import race
+from . import race, rivals
 from .race import Contest, Heat
 from .races import VERSIONS
 
@@ -32,7 +33,7 @@ PUBLISHED = {"sequential": 35.0, "fork-join": 1.430, "fork-join over nOS-V": 1.6
 
 
 def run(args) -> dict[str, float]:
-    """Run the protocol, print the table, write JSON and dashboard."""
+    """Run the protocol, print the table, write JSON and dashboard; returns mean seconds by version."""
     from ..plots import tasks as plots
 
     if args.rows < args.workers or args.iterations < 2:
@@ -40,37 +41,18 @@ def run(args) -> dict[str, float]:
             f"{args.rows} rows, {args.workers} workers, {args.iterations} iterations: "
             "take at least a row a worker and 2 iterations."
         )
-    print(f"GPT-2 {args.config}, B={args.rows}, T={args.length}, {args.workers} workers, float32 (measured)")
-    found = protocol(VERSIONS if args.all else tuple(args.versions), args)
-    report = {"options": vars(args), "versions": summary(found, args.workers), "published": PUBLISHED}
-    for name, row in report["versions"].items():
-        print(f"  {name:15}" + "  ".join(f"{key} {value:.3f}" for key, value in row.items()))
-    if args.all:
-        graph = one_process(args).graph
-        report["overhead"] = overhead(args.workers) | dispatch(graph, args)
-        report["building"] = building(args)
-        report["queues"] = queues(graph, args)
-        report["profile"] = where_time_goes(graph, args.workers)
-        for what, figure in (report["overhead"] | report["building"] | report["queues"]).items():
-            print(f"  {what:58}{figure:10.2f}")
-        print("  where the workers' time goes, percent")
-        for name, row in report["profile"].items():
-            print(f"    {name:13}" + "  ".join(f"{kind} {100 * share:.1f}" for kind, share in row.items()))
-    race.save_race(
-        args.out, args.config, report | {"seconds": found}, plots.dashboard(found, args.workers, PUBLISHED)
-    )
-    return {name: row["mean"] for name, row in report["versions"].items()}
-
-
-def protocol(versions, args) -> dict[str, list[list[float]]]:
-    """{version: seconds of every iteration, for every run}; versions take turns."""
+    found = {name: [] for name in (VERSIONS if args.all else args.versions)}
+    told, keep = lambda: summary(found, args.workers), lambda name, seconds: found[name].append(seconds)
+    graph = one_process(args).graph
     with Ranks(args.workers, echo=False, timeout=600) as ranks:
-        graph = one_process(args).graph
-        several = lambda name: partial(version(name, graph, args), args.iterations)
-        live = lambda: ranks.run(on_rank, args)[0]
-        ways = {name: live if name == "ranks x tasks" else several(name) for name in versions}
-        contest = Contest(ways, own=True, after=lambda name, seconds: seconds)
-        return race.race(Heat("{}", lambda: contest), args.rounds, warm_up=0).more[0]
+        ways = {name: version(name, graph, args, ranks) for name in found}
+        race.run([Heat("{}", Contest(ways, after=keep, own=True, facts=told))], args.rounds, warm_up=0)
+    report = {"options": vars(args), "versions": told(), "published": PUBLISHED, "seconds": found}
+    if args.all:
+        report["profile"] = {}
+        report["costs"] = race.run(extra_heats(graph, args, report["profile"]), args.rounds, warm_up=1)
+    race.save_race(args.out, args.config, report, plots.dashboard(found, args.workers, PUBLISHED))
+    return {name: row["mean"] for name, row in report["versions"].items()}
 
 
 def summary(found: dict, workers: int) -> dict[str, dict[str, float]]:
@@ -91,9 +73,8 @@ def summary(found: dict, workers: int) -> dict[str, dict[str, float]]:
 
 def batches(args):
     """A function that gives the same random batch in every iteration."""
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(PRESETS[args.config].vocab_size, (args.rows, args.length + 1), generator=generator)
-    return lambda iteration: (tokens[:, :-1], tokens[:, 1:])
+    batch = rivals.random_batch(PRESETS[args.config], args.rows, args.length)
+    return lambda iteration: batch
 
 
 def one_process(args) -> GPT2Tasks:
@@ -103,39 +84,33 @@ def one_process(args) -> GPT2Tasks:
     return GPT2Tasks(GPT2(PRESETS[args.config]), args.rows, args.length, batches(args), blocks)
 
 
-def version(name: str, graph: TaskGraph, args):
-    """A function that runs so many iterations of a version and returns the seconds of each."""
-    if name == "torch threads":
-        return torch_threads(args)
+def version(name: str, graph: TaskGraph, args, ranks: Ranks):
+    """A function that runs an iteration so many times in one of the ways and returns the seconds of each."""
+    n = args.iterations
+    if name == "ranks x tasks":
+        return lambda: ranks.run(on_rank, args)[0]
     if name == "taskiter":
-        scheduler = Scheduler(graph, args.workers)
-        return lambda n: [stopwatch(scheduler.run, 1), *[stopwatch(scheduler.run, n - 1) / (n - 1)] * (n - 1)]
+        run = Scheduler(graph, args.workers).run
+        return lambda: [stopwatch(run), *[stopwatch(run, n - 1) / (n - 1)] * (n - 1)]
     once = {
         "sequential": lambda: run_sequential(graph),
         "fork-join": lambda: run_fork_join(graph, args.workers),
         "tasks": lambda: run_tasks(rebuilt(graph), args.workers),
-    }[name]
-    return lambda n: [stopwatch(once) for _ in range(n)]
+    }.get(name) or torch_threads(args)
+    return lambda: [stopwatch(once) for _ in range(n)]
 
 
 def torch_threads(args):
     """The rival: GPT-2 as it is, with autograd and fused AdamW, and threads inside every operation of torch."""
     model, (tokens, targets) = GPT2(PRESETS[args.config]), batches(args)(0)
-    optimizer = adamw(list(model.parameters()))
+    loss = lambda: model.loss(model(tokens), targets) / targets.numel()
+    step = rivals.training_step(loss, adamw(list(model.parameters())))
 
-    def step():
-        (model.loss(model(tokens), targets) / targets.numel()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def in_threads():
+        with using_threads(args.workers):
+            step()
 
-    def several(n):
-        before = torch.get_num_threads()
-        torch.set_num_threads(args.workers)
-        seconds = [stopwatch(step) for _ in range(n)]
-        torch.set_num_threads(before)
-        return seconds
-
-    return several
+    return in_threads
 
 
 def on_rank(rank: int, world_size: int, args) -> list[float]:
@@ -147,11 +122,8 @@ def on_rank(rank: int, world_size: int, args) -> list[float]:
         options = {"total": args.rows * args.length, "axis": axis}
         model = GPT2(PRESETS[args.config])
         kept["tasks"] = GPT2Tasks(model, len(mine), args.length, give, Blocks(tokens=0, rows=0), **options)
-    scheduler, seconds = Scheduler(kept["tasks"].graph, 1), []
-    for _ in range(args.iterations):
-        comm.barrier(axis)
-        seconds.append(stopwatch(scheduler.run, 1))
-    return seconds
+    run = Scheduler(kept["tasks"].graph, 1).run
+    return list(alone(trials(run, args.iterations, 0, ready=lambda: comm.barrier(axis))).trials)
 
 
 def rebuilt(graph: TaskGraph) -> TaskGraph:
@@ -162,33 +134,69 @@ def rebuilt(graph: TaskGraph) -> TaskGraph:
     return new
 
 
-def overhead(workers: int, tasks: int = 1000) -> dict[str, float]:
-    """Microseconds a task costs besides its work: chains of empty tasks; and the share lost with tasks of 1 ms."""
+def extra_heats(graph: TaskGraph, args, profile: dict):
+    """What tasks cost besides their work, as heats; the shares of the workers' time are also put into `profile`."""
+    n, empty = args.workers, chains(args.workers, 1000, lambda x: None)
+    ways = {
+        "to build": lambda: chains(n, 1000, lambda x: None),
+        "in program order": lambda: run_sequential(empty),
+        f"in fork-join, a barrier for each {n}": lambda: run_fork_join(empty, n),
+        "replayed by workers": Scheduler(empty, n).run,
+    }
+    yield Heat("1000 empty tasks, {}", Contest(ways))
+    kinds = {"one queue": Scheduler, "own queues": OwnQueues}
+    queues = {name: kind(graph, n).run for name, kind in kinds.items()}
+    yield Heat("taskiter with {}", Contest(queues), rivals={"own queues": ("one queue",)})
+    config = PRESETS[args.config]
+    rows, narrow = -(-args.rows // n), replace(config, n_embd=config.n_head, vocab_size=64)
+    twin = untrained(
+        narrow, args.rows, 1, Blocks(tokens=rows, rows=rows)
+    )  # a channel for each head, a token in each row
+    ways = {f"{w} workers, nothing to compute": Scheduler(twin, w).run for w in sorted({1, n})}
+    ways[args.config] = Scheduler(graph, n).run
+    whole = {name: (args.config,) for name in ways if name != args.config}
+    yield Heat(f"{len(twin.tasks)} tasks of GPT-2, {{}}", Contest(ways), rivals=whole)
+    small = GPT2Config(vocab_size=64, n_positions=16, n_layer=1, n_head=4, n_embd=32)
+    for rows in (4, 8, 16, 32):  # the tokens grow by blocks of 16
+        make = partial(untrained, small, rows, 16, Blocks(tokens=16, rows=1))
+        made = make()
+        size = f"{rows} blocks, {len(made.tasks)} tasks, {len(list(made.edges()))} edges"
+        yield Heat(f"{size}, {{}}", Contest({"to build": make, "to replay": Scheduler(made, n).run}))
+    yield Heat("where time goes, {}", time_shares(graph, n, profile))
+
+
+def chains(workers: int, tasks: int, body) -> TaskGraph:
+    """A chain of tasks for each worker, so many together."""
     graph = TaskGraph({"x": torch.zeros(workers)})
-    fill = lambda: [add_links(graph, workers, lambda x: None) for _ in range(tasks // workers)]
-    found = {"to build, microseconds a task": stopwatch(fill)}
-    found["in program order"] = stopwatch(run_sequential, graph)
-    found["in fork-join, a barrier for each " + str(workers)] = stopwatch(run_fork_join, graph, workers)
-    scheduler = Scheduler(graph, workers)
-    found["replayed by workers"] = stopwatch(scheduler.run, 5) / 5
-    found = {what: 1e6 * seconds / tasks for what, seconds in found.items()}
+    for link in range(tasks // workers):
+        for worker in range(workers):
+            graph.add(f"link {link}", body, updates("x", (worker, worker + 1)), loop=f"link {link}")
+    return graph
+
+
+def untrained(config: GPT2Config, rows: int, length: int, blocks: Blocks) -> TaskGraph:
+    """The tasks of an iteration whose text is all the same word."""
+    give = lambda iteration: (torch.zeros(rows, length, dtype=torch.int64),) * 2
+    return GPT2Tasks(GPT2(config), rows, length, give, blocks).graph
+
+
+def time_shares(graph: TaskGraph, workers: int, profile: dict) -> Contest:
+    """Ways of running tasks; facts: the percent of their workers' time that each kind of work and waiting has."""
     a = torch.randn(384, 384)
-    size = 1e-3 / min(stopwatch(lambda: a @ a) for _ in range(20))
-    work = TaskGraph({"x": torch.zeros(workers)})
-    for _ in range(100):
-        add_links(work, workers, lambda x: [a @ a for _ in range(max(1, round(size)))])
-    scheduler = Scheduler(work, workers)
-    seconds = stopwatch(scheduler.run, 5)
-    busy = sum(s.end - s.start for s in scheduler.run(5) if s.kind != "wait")
-    found["percent of the workers' time lost, tasks of 1 ms"] = 100 * max(0.0, 1 - busy / seconds / workers)
-    return found
+    products = round(1e-3 / min(stopwatch(lambda: a @ a) for _ in range(20)))
+    long = chains(workers, 100, lambda x: [a @ a for _ in range(max(1, products))])
+    runs = {
+        "sequential": lambda: run_sequential(graph),
+        "fork-join": lambda: run_fork_join(graph, workers),
+        "taskiter": partial(Scheduler(graph, workers).run, 3),
+        "tasks of 1 ms": partial(Scheduler(long, workers).run, 5),
+    }
 
+    def keep(name, spans):
+        parts = metrics.shares(spans, 1 if name == "sequential" else workers)
+        profile[name] = {f"{kind}, percent": 100 * share for kind, share in parts.items()}
 
-def add_links(graph: TaskGraph, workers: int, body) -> None:
-    """One more link to a chain of tasks for each worker."""
-    loop = f"link {len(graph.tasks)}"
-    for worker in range(workers):
-        graph.add(loop, body, updates("x", (worker, worker + 1)), loop=loop)
+    return Contest(runs, after=keep, facts=lambda: profile)
 
 
 class OwnQueues(Scheduler):
@@ -210,62 +218,3 @@ class OwnQueues(Scheduler):
             if (task := super()._pop()) is not None:
                 return task
         return None
-
-
-def queues(graph: TaskGraph, args) -> dict[str, float]:
-    """Seconds of a replay with one queue for all workers, and with a queue for each; they take turns."""
-    kinds = {"one queue": Scheduler, "own queues": OwnQueues}
-    ways = {
-        f"taskiter with {name}, median of seconds": kind(graph, args.workers).run
-        for name, kind in kinds.items()
-    }
-    found = race.race(race.here(ways), args.rounds * args.iterations, warm_up=0)
-    return {name: t.median for name, t in found.times.items()}
-
-
-def dispatch(graph: TaskGraph, args) -> dict[str, float]:
-    """What Python and torch's calls cost, inside the tasks of GPT-2 and between them, in microseconds a task.
-
-    Measured with a twin so small that it has nothing to compute: a channel for each head, a token in each row.
-    """
-    config = PRESETS[args.config]
-    narrow = replace(config, n_embd=config.n_head, vocab_size=64)
-    give = lambda iteration: (torch.zeros(args.rows, 1, dtype=torch.int64),) * 2
-    rows = -(-args.rows // args.workers)
-    twin = GPT2Tasks(GPT2(narrow), args.rows, 1, give, Blocks(tokens=rows, rows=rows)).graph
-    found = {}
-    for workers in sorted({1, args.workers}):
-        scheduler = Scheduler(twin, workers)
-        seconds = statistics.median(stopwatch(scheduler.run) for _ in range(9)) / len(twin.tasks)
-        found[f"replayed by {workers}, GPT-2 with nothing to compute"] = 1e6 * seconds
-    scheduler = Scheduler(graph, args.workers)
-    iteration = min(stopwatch(scheduler.run) for _ in range(args.rounds))
-    found[f"the same, percent of an iteration of {args.config}"] = (
-        100 * seconds * len(graph.tasks) / iteration
-    )
-    return found
-
-
-def building(args) -> dict[str, float]:
-    """Tasks, edges (counted) and milliseconds to build and to replay one layer, as the tokens grow by blocks of 16."""
-    found, config = {}, GPT2Config(vocab_size=64, n_positions=16, n_layer=1, n_head=4, n_embd=32)
-    for rows in (4, 8, 16, 32):
-        give = lambda iteration, rows=rows: (torch.zeros(rows, 16, dtype=torch.int64),) * 2
-        make = lambda rows=rows, give=give: GPT2Tasks(GPT2(config), rows, 16, give, Blocks(tokens=16, rows=1))
-        build, graph = min(stopwatch(make) for _ in range(3)), make().graph
-        scheduler = Scheduler(graph, args.workers)
-        size = f"{rows} blocks, {len(graph.tasks)} tasks, {len(list(graph.edges()))} edges"
-        found[f"{size}: to build, ms"] = 1e3 * build
-        found[f"{size}: to replay, ms"] = 1e3 * min(stopwatch(scheduler.run) for _ in range(3))
-    return found
-
-
-def where_time_goes(graph: TaskGraph, workers: int) -> dict[str, dict[str, float]]:
-    """For each way of running tasks the shares of its workers' time in an iteration."""
-    scheduler = Scheduler(graph, workers)
-    scheduler.run()
-    return {
-        "sequential": metrics.shares(run_sequential(graph), 1),
-        "fork-join": metrics.shares(run_fork_join(graph, workers), workers),
-        "taskiter": metrics.shares(scheduler.run(3), workers),
-    }

@@ -8,7 +8,6 @@ On a machine with fewer cores than ranks a stopwatch also measures the scheduler
 """
 
 import argparse
-import importlib
 import json
 from pathlib import Path
 
@@ -46,8 +45,7 @@ def run(args) -> int:
         raise ValueError(
             f"there is no benchmark {args.name!r}. {did_you_mean(args.name, known, choose(known))}"
         )
-    chosen = races.arguments(args.name, args.options)
-    importlib.import_module(f"gpt2lab.benchmarks.{args.name}").run(chosen)
+    races.run(args.name, races.arguments(args.name, args.options))
     return 0
 
 

@@ -26,9 +26,7 @@ def run(args) -> int:
 
 def _say_rates(how: str) -> None:
     """The rate of matrix products on one thread and on all."""
-    threads = torch.get_num_threads()
-    for n in sorted({1, threads}):
-        torch.set_num_threads(n)
-        rate = speed.matmul_rate() / 1e9
+    for n in sorted({1, torch.get_num_threads()}):
+        with speed.using_threads(n):
+            rate = speed.matmul_rate() / 1e9
         print(f"{'matmul':12}{rate:.0f} GFLOP/s on {n} thread{'s' * (n > 1)} ({how}, measured)")
-    torch.set_num_threads(threads)

@@ -4,12 +4,24 @@ import os
 import platform
 import statistics
 import time
+from contextlib import contextmanager
 
 import torch
 
 from ..model import GPT2Config
 from .arguments import checked
 from .timing import stopwatch
+
+
+@contextmanager
+def using_threads(count: int):
+    """Inside, torch's operations use so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def matmul_rate(size: int = 1024, seconds: float = 0.3, dtype=torch.float32, device="cpu") -> float:

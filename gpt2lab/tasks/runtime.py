@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import torch
 
 from ..machine.arguments import checked
+from ..machine.speed import using_threads
 from ..ranks.trace import Span
 from . import check
 from .graph import Task, TaskGraph
@@ -56,13 +57,8 @@ class Recorder:
 @contextmanager
 def one_thread():
     """Inside, this thread's torch operations use one thread each and record nothing for autograd."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        torch.set_num_threads(threads)
+    with using_threads(1), torch.no_grad():
+        yield
 
 
 def in_threads(work: Callable[[int], None], workers: int) -> None:

@@ -157,7 +157,9 @@ COMMANDS = {
     "the first of several seconds counts":
         (race.turns, "statistics.median(returned", "min(returned", OWN_SECONDS),
     "the rival over the contestant": (race.Outcome.ratio, "mine / theirs", "theirs / mine", PAIRWISE),
-    "rivals are compared with themselves": (race.Heat.rows, "if name not in rivals else ()", "", PAIRWISE),
+    "the smallest of all ranks is the largest":
+        (race.Outcome.told, "(min, max)", "(min, min)",
+         races.test_of_a_number_the_smallest_and_the_largest_of_all_ranks_are_told_and_words_of_the_first),
     "ranks of one machine on each of two": (lines.on_machines, "(2, world // 2)", "(2, world)", LAUNCHERS),
     "an odd world on two machines": (lines.on_machines, "if world % 2 == 0 else (world, 1)", "", LAUNCHERS),
     "the recipe's batch wins over the user's":

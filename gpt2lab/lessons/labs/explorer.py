@@ -4,13 +4,15 @@ Small models are planned for nodes of two cores such as a laptop's, the others f
 """
 
 import json
+from argparse import Namespace
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from ...benchmarks.plans import step_of
+from ...benchmarks import race
+from ...benchmarks.calibration import plan_steps
 from ...machine.links import Link, Network
 from ...model import PRESETS
 from ...planner.choose import Choice, Goal, in_seconds, parallelize
@@ -65,17 +67,18 @@ def binds(choice: Choice, config, machine: Cluster, goal: Goal) -> dict[str, flo
     return {what: 100 * (1 - seconds / now) for what, seconds in found.items()}
 
 
-def paced_step(rank: int, world: int, network: Network, *asked) -> float:
-    """Seconds of a step of a plan here, its messages delayed as on that network."""
+def paced_step(rank: int, world: int, network: Network, asked: Namespace) -> tuple:
+    """The turns of a step of a plan here, its messages delayed as on that network."""
     with paced.use(network):
-        return step_of(rank, world, *asked)[0]
+        return race.on_rank(rank, world, plan_steps, asked, 2, 1)
 
 
 def run_here(choice: Choice, config, machine: Cluster, goal: Goal) -> float:
     """Seconds of a step of the chosen plan on live ranks here, paced to the machine's links."""
+    asked = Namespace(plan=str(choice.plan), config=config, rows=goal.rows, length=goal.length)
     with Ranks(choice.plan.world, echo=False, timeout=60) as ranks:
-        asked = str(choice.plan), config, goal.rows, goal.length, 2
-        return max(ranks.run(paced_step, machine.network, *asked))
+        found = race.Outcome.of(ranks.run(paced_step, machine.network, asked))
+    return min(found.times["step"].trials)
 
 
 def explorer(

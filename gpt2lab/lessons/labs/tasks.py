@@ -13,6 +13,7 @@ import torch
 
 from ...benchmarks import race
 from ...benchmarks.race import Contest
+from ...machine.speed import using_threads
 from ...model import GPT2, GPT2Config
 from ...plots.paraver import messages_between, save_paraver
 from ...ranks import comm, trace
@@ -232,10 +233,8 @@ def torch_threads(step: Callable, threads: int) -> Callable:
     """The same step with this many threads inside every operation of torch."""
 
     def run():
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        step()
-        torch.set_num_threads(before)
+        with using_threads(threads):
+            step()
 
     return run
 
