@@ -1,1 +1,1 @@
-"""Benchmarks: ours against a rival in the same run. Each file has `run(args)`; `races` has their options."""
+"""Benchmarks: ours against a rival in the same run. `race` says how, `races` with which options; the rest is who."""

@@ -76,9 +76,9 @@ def sweep(ranks: list[int], sizes: list[int], what: list[str], trials: int, show
     """A row for each number of ranks, size and call, with a progress bar; `show` gets the table as text."""
     rows, calls = [], list(product(sizes, what))
     for n in tqdm(ranks, desc="collectives", leave=False, disable=None):
-        rivals = {named(w, n, size): (named("all_reduce", n, size),) for size, w in calls if w in ALL_REDUCE}
+        against = {named(w, n, size): (named("all_reduce", n, size),) for size, w in calls if w in ALL_REDUCE}
         work = {named(w, n, size): (bus(w, n, size, 1.0) / 1e9, "GB/s of bus") for size, w in calls}
-        heat = Heat("{}", contest, Namespace(calls=calls), n, rivals, work)
+        heat = Heat("{}", contest, Namespace(calls=calls), n, against, work)
         found = race.race(heat, trials, warm_up=0)
         rows += [summary_row(w, n, size, t) for (size, w), t in zip(calls, found.times.values(), strict=True)]
         if show:

@@ -29,11 +29,9 @@ def run(args) -> dict[str, float]:
     sizes = list(race.each(args, "ranks", "lengths", splits=[splits]))
     for one in sizes:
         check(one)
-    rivals = dict.fromkeys(map(":".join, splits), (SERIAL, RIVAL))
-    heats = (
-        Heat(f"{{}}, {one.ranks} ranks, T={one.lengths}", contest, one, one.ranks, rivals) for one in sizes
-    )
-    return race.run(heats, args.rounds, warm_up=1)
+    against = dict.fromkeys(map(":".join, splits), (SERIAL, RIVAL))
+    heat = lambda one: Heat(f"{{}}, {one.ranks} ranks, T={one.lengths}", contest, one, one.ranks, against)
+    return race.run(map(heat, sizes), args.rounds, warm_up=1)
 
 
 def check(args) -> None:
