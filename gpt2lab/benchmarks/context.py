@@ -90,10 +90,8 @@ def contest(rank: int, world_size: int, args) -> Contest:
 
 def waited() -> float:
     """Seconds that this rank waited for others since the trace was cleared."""
-    waits = [s for s in trace.spans(with_comm=False) if s.kind == "wait"]
-    inside = lambda e: any(s.start <= e.start <= s.end for s in waits)
-    blocking = [e for e in comm.log if e.op == "all_to_all" and not inside(e)]  # those of heads have no span
-    return sum(w.end - w.start for w in (*waits, *blocking))
+    blocks = lambda s: s.kind == "wait" or s.name.startswith("all_to_all")  # that of heads has no other span
+    return rivals.covered(filter(blocks, trace.spans()))
 
 
 def both_ways(attend: Callable, inputs) -> Callable:

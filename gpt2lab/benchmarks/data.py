@@ -17,6 +17,8 @@ from . import race, rivals
 from .race import Contest, Heat
 
 PAIRS = {"bucket": "DDP", "zero=3": "fully_shard"}
+KINDS = {"wait": "one step, ms: waiting"} | {kind: kind for kind in ("forward", "backward", "update")}
+KINDS["comm"] = "messages under way"
 OPTIONS = {"bucket": "data=bucket,bucket={}", "zero=3": "zero=3"}
 
 
@@ -75,17 +77,5 @@ def recorded(step: Callable) -> list[trace.Span]:
 
 def ms_by_kind(spans: list[trace.Span]) -> dict[str, float]:
     """Milliseconds by kind; messages in progress at the same time count once."""
-    names = {
-        "forward": "one step, ms: forward",
-        "backward": "backward",
-        "wait": "then waiting",
-        "update": "update",
-    }
-    found, until = dict.fromkeys((*names.values(), "messages under way"), 0.0), 0.0
-    for s in sorted(spans, key=lambda s: s.start):
-        if s.kind == "comm":
-            found["messages under way"] += 1e3 * max(0.0, s.end - max(s.start, until))
-            until = max(until, s.end)
-        else:
-            found[names[s.kind]] += 1e3 * (s.end - s.start)
-    return found
+    took = lambda kind: 1e3 * rivals.covered(s for s in spans if s.kind == kind)
+    return {words: took(kind) for kind, words in KINDS.items()}

@@ -1,4 +1,4 @@
-"""What races of training steps share: a batch, a step of ours and of PyTorch's, and the backend that carries theirs."""
+"""What races share: a batch, a step of ours and of PyTorch's, the backend that carries theirs, and how spans add up."""
 
 from collections.abc import Callable
 
@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from ..model import GPT2Config
 from ..plan import Parallel, Plan, build
+from ..planner import metrics
 from ..ranks import trace
 from ..ranks.mesh import Mesh
 from ..verify import relative_error
@@ -71,6 +72,11 @@ def our_step(plan: str, config: GPT2Config, x, y, total: int) -> tuple[Parallel,
     loss = lambda: parallel.model.loss(parallel.model(x), y) / total
     optimizer = fused_adamw([piece.tensor for piece in parallel.sync.pieces])
     return parallel, training_step(loss, optimizer, parallel.sync)
+
+
+def covered(spans) -> float:
+    """Seconds in which one of a rank's spans is under way, or more of them."""
+    return sum(end - start for stretches in metrics.busy(spans).values() for start, end in stretches)
 
 
 def apart(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> dict[str, float]:

@@ -9,27 +9,63 @@ import dataclasses
 import sys
 from collections.abc import Callable
 from fractions import Fraction
+from operator import attrgetter
 from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
 
 import numpy as np
 import torch
 
 SCALARS = (bool, int, float, str, type(None))
-GROUPS = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
-VIEWS = (type({}.keys()), type({}.values()), type({}.items()), torch.Size)
-FORMS = {  # what these are made of
-    complex: ("real", "imag"),
-    range: ("start", "stop", "step"),
-    slice: ("start", "stop", "step"),
-    Fraction: ("numerator", "denominator"),
-}
-FORM_OF = {kind.__name__: kind for kind in FORMS}
 DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
 FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
+ALIKE = dict.fromkeys((type({}.keys()), type({}.values()), type({}.items()), torch.Size), tuple)
+ALIKE |= {torch.nn.Parameter: torch.Tensor}
+"""Classes of which a value is told as one of another class."""
 
 
 class NotPlain(BaseException):
     """A value that cannot be told to another process. Not an Exception: no checker's own `except` hides it."""
+
+
+def _array(value) -> list:
+    if value.dtype.kind not in "biufc":
+        raise NotPlain(f"an array of {value.dtype} is no plain value")
+    return [value.dtype.str, value.tobytes(), *value.shape]
+
+
+def _array_of(name: str, data: bytes, *shape: int) -> np.ndarray:
+    if (kind := np.dtype(name)).kind not in "biufc":
+        raise ValueError(f"an array of {kind} is no plain value")
+    return np.frombuffer(data, kind).reshape(shape).copy()
+
+
+def _tensor(value: torch.Tensor) -> list:
+    if value.requires_grad or value.grad is not None:
+        raise NotPlain("a tensor that autograd follows is no plain value")
+    plain = value.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return [str(value.dtype), bytes(plain.view(torch.uint8).numpy()) if len(plain) else b"", *value.shape]
+
+
+def _tensor_of(name: str, data: bytes, *shape: int) -> torch.Tensor:
+    if not data:
+        return torch.empty(0, dtype=DTYPES[name]).reshape(shape)
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(DTYPES[name]).reshape(shape)
+
+
+FORMS = {  # a class: what a value is told as (parts, which are plain values), and what makes it of them again
+    **{kind: (list, lambda *parts, kind=kind: kind(parts)) for kind in (list, tuple, set, frozenset)},
+    **{kind: (attrgetter("start", "stop", "step"), kind) for kind in (range, slice)},
+    complex: (attrgetter("real", "imag"), complex),
+    Fraction: (attrgetter("numerator", "denominator"), Fraction),
+    dict: (dict.items, lambda *pairs: dict(pairs)),
+    SimpleNamespace: (lambda names: [vars(names)], lambda names: SimpleNamespace(**names)),
+    bytes: (lambda data: [base64.b64encode(data).decode()], base64.b64decode),
+    np.ndarray: (_array, _array_of),
+    np.generic: (_array, lambda *parts: _array_of(*parts)[()]),
+    torch.Tensor: (_tensor, _tensor_of),
+    torch.dtype: (lambda kind: [str(kind)], DTYPES.__getitem__),
+}
+MAKERS = {kind.__name__: made for kind, (_, made) in FORMS.items()} | {"iterator": lambda *parts: iter(parts)}
 
 
 def encode(value, offer: Callable):
@@ -37,33 +73,18 @@ def encode(value, offer: Callable):
 
     Raises NotPlain for anything that would not be the same over there, such as an object with a class of its own.
     """
-    kind = type(value)
-    told = lambda values: [encode(v, offer) for v in values]
-    if kind in SCALARS:
+    if type(value) in SCALARS:
         return value
-    if kind.__name__ in GROUPS and kind is GROUPS[kind.__name__]:
-        return {kind.__name__: told(value)}
-    if kind in FORMS:
-        return {kind.__name__: told(getattr(value, name) for name in FORMS[kind])}
-    if kind is dict:
-        return {"dict": [told(pair) for pair in value.items()]}
-    if kind is bytes:
-        return {"bytes": _text(value)}
-    if kind is SimpleNamespace:
-        return {"namespace": encode(vars(value), offer)}
-    if kind in VIEWS:
-        return {"tuple": told(value)}
-    if kind is np.ndarray or isinstance(value, np.generic):
-        return {"array": _array(value), "number": isinstance(value, np.generic)}
-    if kind in (torch.Tensor, torch.nn.Parameter):
-        return {"tensor": _tensor(value)}
-    if kind is torch.dtype:
-        return {"dtype": str(value)}
-    if dataclasses.is_dataclass(kind) and _known(path := f"{kind.__module__}:{kind.__qualname__}") is kind:
-        return {"made": path, "of": told(getattr(value, f.name) for f in dataclasses.fields(kind))}
     if isinstance(value, FUNCTIONS):
         return {"function": offer(value)}
-    raise NotPlain(f"a {kind.__name__} is no plain value (numbers, texts, lists, arrays, tensors)")
+    kind = np.generic if isinstance(value, np.generic) else ALIKE.get(type(value), type(value))
+    if kind in FORMS:
+        name, parts = kind.__name__, FORMS[kind][0](value)
+    elif dataclasses.is_dataclass(kind) and _known(name := f"{kind.__module__}:{kind.__qualname__}") is kind:
+        parts = (getattr(value, f.name) for f in dataclasses.fields(kind))
+    else:
+        raise NotPlain(f"a {kind.__name__} is no plain value (numbers, texts, lists, arrays, tensors)")
+    return {name: [encode(part, offer) for part in parts]}
 
 
 def decode(tree, reach: Callable):
@@ -71,41 +92,33 @@ def decode(tree, reach: Callable):
 
     Raises ValueError, or another Exception, for what `encode` does not write.
     """
-    read = lambda trees: [decode(t, reach) for t in trees]
     match tree:
         case None | bool() | int() | float() | str():
             return tree
-        case {"dict": pairs}:
-            return dict(map(read, pairs))
-        case {"bytes": text}:
-            return base64.b64decode(text)
-        case {"namespace": names}:
-            return SimpleNamespace(**decode(names, reach))
-        case {"iterator": trees}:
-            return iter(read(trees))
-        case {"array": [kind, shape, text], "number": alone}:
-            numbers = np.frombuffer(base64.b64decode(text), _numbers(kind))
-            return numbers[0] if alone else numbers.reshape(shape).copy()
-        case {"tensor": [kind, shape, text]}:
-            data = np.frombuffer(base64.b64decode(text), np.uint8).copy()
-            return (
-                torch.from_numpy(data).view(DTYPES[kind]).reshape(shape)
-                if len(data)
-                else torch.empty(shape, dtype=DTYPES[kind])
-            )
-        case {"dtype": name}:
-            return DTYPES[name]
-        case {"made": path, "of": trees} if kind := _known(path):
-            made = object.__new__(kind)
-            for field, value in zip(dataclasses.fields(kind), read(trees), strict=True):
-                object.__setattr__(made, field.name, value)
-            return made
         case {"function": int(number)}:
             return reach(number)
         case dict() if len(tree) == 1:
             ((name, trees),) = tree.items()
-            return FORM_OF[name](*read(trees)) if name in FORM_OF else GROUPS[name](read(trees))
+            parts = [decode(part, reach) for part in trees]
+            return MAKERS[name](*parts) if name in MAKERS else _made(_known(name), parts)
     raise ValueError("this is no plain value")
+
+
+def _known(path: str):
+    """The dataclass of this package that a path names; None where there is none."""
+    module, _, name = path.partition(":")
+    found = sys.modules.get(module) if module.startswith("gpt2lab.") else None
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) and dataclasses.is_dataclass(found) else None
+
+
+def _made(kind: type, parts: list):
+    """An object of a dataclass with these fields, of which none of its own code has run."""
+    made = object.__new__(kind)
+    for field, value in zip(dataclasses.fields(kind), parts, strict=True):
+        object.__setattr__(made, field.name, value)
+    return made
 
 
 def renew(old, new):
@@ -132,39 +145,3 @@ def renew(old, new):
         case _:
             return new
     return old
-
-
-def _text(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def _array(value) -> list:
-    if value.dtype.kind not in "biufc":
-        raise NotPlain(f"an array of {value.dtype} is no plain value")
-    return [value.dtype.str, list(value.shape), _text(value.tobytes())]
-
-
-def _numbers(kind: str) -> np.dtype:
-    if (found := np.dtype(kind)).kind not in "biufc":
-        raise ValueError(f"an array of {kind} is no plain value")
-    return found
-
-
-def _tensor(value: torch.Tensor) -> list:
-    if value.requires_grad or value.grad is not None:
-        raise NotPlain("a tensor that autograd follows is no plain value")
-    plain = value.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return [
-        str(value.dtype),
-        list(value.shape),
-        _text(bytes(plain.view(torch.uint8).numpy()) if len(plain) else b""),
-    ]
-
-
-def _known(path: str):
-    """The dataclass of this package that a path names; None where there is none."""
-    module, _, name = path.partition(":")
-    found = sys.modules.get(module) if module.startswith("gpt2lab.") else None
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, type) and dataclasses.is_dataclass(found) else None

@@ -12,8 +12,8 @@ import re
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import nbformat
 
@@ -78,7 +78,7 @@ def execute(notebook, folder, strict: bool) -> None:
         "COLUMNS": "100",
     }
     metadata = dict(notebook.metadata)
-    with environment(settings), tempfile.TemporaryDirectory() as sockets:
+    with patch.dict(os.environ, settings), tempfile.TemporaryDirectory() as sockets:
         NotebookClient(
             notebook,
             timeout=120,
@@ -89,18 +89,6 @@ def execute(notebook, folder, strict: bool) -> None:
             resources={"metadata": {"path": str(folder)}},
         ).execute()
     notebook.metadata = nbformat.from_dict(metadata)
-
-
-@contextmanager
-def environment(settings: dict[str, str]):
-    """Set environment variables inside the block and put the old ones back after it."""
-    before = {key: os.environ.get(key) for key in settings}
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            os.environ.pop(key) if value is None else os.environ.__setitem__(key, value)
 
 
 def _tidy(cell, notebook: str) -> None:
