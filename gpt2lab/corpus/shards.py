@@ -134,7 +134,7 @@ def _split_before_space(text: str) -> tuple[str, str]:
     return "", text
 
 
-@checked(characters=1)
+@checked(characters=(1, 10**9))
 def read_text(path: str | Path, characters: int = CHARACTERS) -> Iterator[str]:
     """A text file in parts of `characters`, with its line ends unchanged. Raises ValueError when it is not UTF-8."""
     with open(path, encoding="utf-8", newline="") as file:

@@ -1,24 +1,27 @@
 """What the arguments of a public call may be: what is not gets one sentence, before any work is done.
 
-`@checked(rows=1, share=(0, 1))` above a function or a dataclass: each argument must be of the kind that its annotation
-says, and a number at least as large as said there, or in that range; a list of such numbers is not empty. A NaN never
-fits, an infinity only in a range.
+`@checked(rows=1, share=(0, 1))` above a function or a class, of which then every public method is looked at too: each
+argument must be of the kind that its annotation says, and a number at least as large as said there, or in that range;
+a list of such numbers is not empty. A NaN never fits, an infinity only in a range. For a method the largest number
+may be a function of its object: `rank=lambda schedule: schedule.ranks - 1`. What is not there is said as well.
 """
 
 import functools
 import inspect
 import math
+import re
 import sys
+import traceback
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from inspect import Parameter
-from itertools import chain
 from numbers import Integral, Real
 from types import NoneType, UnionType
 
 MORE = math.ulp(0.0)
 """The least number that is more than 0."""
 FINITE = sys.float_info.max
+EMPTY = Parameter.empty
 OBJECTS = {  # what is known by an attribute, as not every room may import its class; and how to get one
     "config": ("n_embd", "a GPT2Config, such as PRESETS['nano']"),
     "plan": ("axes", "a plan, such as Plan.parse('dp=2')"),
@@ -26,6 +29,8 @@ OBJECTS = {  # what is known by an attribute, as not every room may import its c
     "batch": ("targets", "a batch, such as Batches(shard, 8, 128).at(0)"),
     "problem": ("graph", "a problem, such as Placing(graph, cluster)"),
 }
+UNFIT = re.compile(r"zip\(\) argument|(max|min)\(\) arg is an empty|.* is not in (list|tuple)|tuple.index")
+"""What Python says where lists do not fit each other."""
 NUMBERS = {int: (Integral, "a whole number"), float: (Real, "a number")}
 MANY = (Sequence, Iterable, Collection, list, tuple)
 NAMES = {bool: "True or False", str: "a text", NoneType: "None", Callable: "a function", Mapping: "a dict"}
@@ -35,36 +40,46 @@ NAMES |= dict.fromkeys(MANY, "a list")
 def checked(**ranges):
     """The function or dataclass, which raises ValueError for an argument that it cannot work with."""
 
-    def wrap(call):
-        inner = call.__init__ if inspect.isclass(call) else call
+    def wrap(call, owner=None):
+        for name, method in [*vars(call).items()] if inspect.isclass(call) else ():
+            if inspect.isfunction(method) and name[0] != "_" and method.__code__.co_name != "told":
+                setattr(call, name, wrap(method, call))
+        inner, owner = (call.__init__, call) if inspect.isclass(call) else (call, owner)
         own, parameters = call.__name__, inspect.signature(inner).parameters.values()
-        rules = {p.name: (_kind(p), ranges.get(p.name)) for p in parameters}
+        rules = {p.name: (_kind(p, owner), ranges.get(p.name)) for p in parameters}
         places = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        quick = {  # most values are of exactly their type and, if whole numbers, large enough
-            name: (kind, least)
-            for name, (kind, least) in rules.items()
-            if kind is not float and (least is None or kind is int and type(least) is not tuple)
-        }
+        order = [  # most values are of exactly their type and, if whole numbers, large enough
+            (name, kind if kind is int or least is None and kind is not float else None, least)
+            if least is None or type(least) in (int, float)
+            else (name, None, None)
+            for name, (kind, least) in ((name, rules[name]) for name in places)
+        ]
+
+        def look(name, value, args) -> None:
+            kind, least = rules.get(name, (EMPTY, None))  # of other names Python says what is wrong
+            limits = (0, least(args[0])) if callable(least) and kind is int else least
+            if not _fits(value, kind, limits):
+                raise ValueError(f"{name} = {_short(value)} does not fit {own}. Use {_words(kind, limits)}.")
 
         @functools.wraps(inner)
         def told(*args, **kwargs):
-            for name, value in chain(zip(places, args, strict=False), kwargs.items()):
-                kind, least = quick.get(name, (None, None))
-                if kind is Parameter.empty or type(value) is kind and (least is None or least <= value):
-                    continue
-                # of other names Python says what is wrong
-                if name in rules and not _fits(value, *rules[name]):
-                    said = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:80]}..."
-                    raise ValueError(f"{name} = {said} does not fit {own}. Use {_words(*rules[name])}.")
+            for value, (name, kind, least) in zip(args, order, strict=False):
+                if kind is not EMPTY and (type(value) is not kind or least is not None and value < least):
+                    look(name, value, args)
+            for name, value in kwargs.items():
+                look(name, value, args)
             try:
                 return inner(*args, **kwargs)
-            except IndexError as error:
+            except (LookupError, ValueError) as error:
                 given = dict(zip(places, args, strict=False)) | kwargs
-                if "rank" not in given:
+                said, found = ", ".join(f"{k} = {_short(v)}" for k, v in given.items() if k != "self"), ""
+                if isinstance(error, LookupError) and ("rank" in given or _raised_in(call, error)):
+                    found = f"{own} finds nothing at {said}. Use what there is, from 0 on."
+                elif UNFIT.match(str(error)) and _raised_in(call, error):
+                    found = f"{own} cannot join {said}. Use as many of each, and names that there are."
+                if not found:
                     raise
-                raise ValueError(
-                    f"There is no rank {given['rank']} in {own}. Use 0, or one that there is."
-                ) from error
+                raise ValueError(found) from error
 
         if inner is call:
             return told
@@ -74,12 +89,26 @@ def checked(**ranges):
     return wrap
 
 
-def _kind(p: Parameter):
-    """What kind of thing a parameter takes; Parameter.empty: any."""
+def _short(value) -> str:
+    """A value as Python writes it, as far as it can be read in a sentence."""
+    said = " ".join(repr(value).split())
+    return said if len(said) <= 80 else f"{said[:80]}..."
+
+
+def _raised_in(call, error: BaseException) -> bool:
+    """Whether an error was raised in the file of a call, and not in what that has called elsewhere."""
+    files = {frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)}
+    return files <= {inspect.getfile(inspect.unwrap(call)), "<string>", __file__}
+
+
+def _kind(p: Parameter, owner):
+    """What kind of thing a parameter takes, for a method of the class `owner`; EMPTY: any."""
+    if isinstance(p.annotation, str) and owner:  # as its own class is not there yet
+        return eval(p.annotation, {owner.__name__: owner})
     if p.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) or isinstance(p.annotation, str):
-        return Parameter.empty
-    known = OBJECTS.get(p.name, Parameter.empty) if p.default is Parameter.empty else Parameter.empty
-    return known if p.annotation is Parameter.empty else p.annotation
+        return EMPTY
+    known = OBJECTS.get(p.name, EMPTY) if p.default is EMPTY else EMPTY
+    return known if p.annotation is EMPTY else p.annotation
 
 
 def _limits(limits) -> tuple[float, float]:
@@ -89,7 +118,7 @@ def _limits(limits) -> tuple[float, float]:
 
 
 def _fits(value, kind, limits) -> bool:
-    if kind is Parameter.empty:
+    if kind is EMPTY:
         return True
     if type(value) is kind and kind is not float and type(limits) is not tuple:  # most values: quickly
         return limits is None or kind is not int or limits <= value

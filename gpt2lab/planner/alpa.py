@@ -15,13 +15,14 @@ from ..machine.patience import patiently
 from .cuts import ChainPlan, ChainProblem, CutOperator, block_mesh, merged
 
 
+@checked(layers=(1, 10_000), slack=0)
 def clustered(operators: Sequence[CutOperator], layers: int, slack: float = 0.5) -> tuple[CutOperator, ...]:
     """So many layers of neighbouring operators (`cluster_bounds`)."""
     bounds = cluster_bounds([op.flops for op in operators], [op.output for op in operators], layers, slack)
     return tuple(merged(operators[a:b]) for a, b in pairwise(bounds))
 
 
-@checked(flops=0, outputs=0, layers=1, slack=0)
+@checked(flops=0, outputs=0, layers=(1, 10_000), slack=0)
 def cluster_bounds(flops: Sequence[float], outputs: Sequence[int], layers: int, slack: float = 0.5):
     """The bounds of layers, none above (1 + slack) of an even share of the operations (or the largest operator alone).
 

@@ -65,7 +65,7 @@ def equal_count(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(layers * s // stages for s in range(stages + 1))
 
 
-@checked(forward=0, backward=0, weights=0, bandwidth=MORE)
+@checked(forward=0, backward=0, weights=0, bandwidth=MORE, first=len, last=len, replicas=1, border=len)
 @dataclass(frozen=True)
 class Chain:
     """What PipeDream's and DAPPLE's planners look at: forward and backward times, weights, activations, the link."""
@@ -88,6 +88,7 @@ class Chain:
         return self.activations[border - 1] / self.bandwidth if 0 < border < len(self) else 0.0
 
 
+@checked(first=0, last=0, replicas=1)
 def pipedream_stage(chain: Chain, first: int, last: int, replicas: int) -> float:
     """T(i, j, m): seconds a micro-batch of a stage on m devices, computing or summing, whichever is longer.
 

@@ -21,6 +21,14 @@ LARGE = 10  # plans that are predicted on more devices though they cannot fit: w
 LEAST = "time", "memory", "devices"
 
 
+@dataclass(frozen=True)
+class PricedPlan:
+    """A plan and what it costs."""
+
+    plan: Plan
+    prediction: Prediction
+
+
 @checked(rows=1, length=1, memory=(MORE, float("inf")), seconds=(MORE, float("inf")), itemsize=1, mixed=0)
 @dataclass(frozen=True)
 class Goal:
@@ -49,17 +57,9 @@ class Goal:
         first = {"time": seconds, "memory": size, "devices": plan.world}[self.least]
         return first, *((size,) if self.least == "time" else (seconds,))
 
-    def key(self, found: "PricedPlan") -> tuple:
+    def key(self, found: PricedPlan) -> tuple:
         """The same of a plan that has been predicted."""
         return self.order(found.plan, found.prediction.seconds, found.prediction.memory)
-
-
-@dataclass(frozen=True)
-class PricedPlan:
-    """A plan and what it costs."""
-
-    plan: Plan
-    prediction: Prediction
 
 
 @dataclass(frozen=True)

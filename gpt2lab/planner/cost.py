@@ -88,7 +88,7 @@ def predict(
     flops = ask(length) * rows * length
     device = cluster.device.with_numbers(share.itemsize)
     used = flops / (seconds * plan.world * (device.peak or device.rate))
-    again = hardware_share(plan, config, length)
+    again = _hardware_share(plan, config, length)
     return Prediction(
         seconds, dict(parts), fullest(shares), dict(sent), dict(by_class), flops, used, used * again
     )
@@ -105,7 +105,7 @@ def _timed(machines: list[RankOnCluster], known: dict) -> tuple[dict, float, dic
     return parts, seconds, sent, by_class
 
 
-def hardware_share(plan, config, length: int) -> float:
+def _hardware_share(plan, config, length: int) -> float:
     """Operations with recomputation over those without: 4 / 3 of the blocks where each runs again."""
     blocks = config.n_layer * (2 * units(config).multiplied + 4 * length * config.n_embd)
     head = 2 * config.n_embd * config.vocab_size

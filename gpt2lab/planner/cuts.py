@@ -7,7 +7,7 @@ in order. Seconds are for a step of `micros` micro-batches; sums of gradients, o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, wraps
 from itertools import product
 from math import inf, prod
 
@@ -23,6 +23,7 @@ Its fourth, the operator, is the choice of a block. `whole`: each device does th
 STREAM = {"sample": 0, "attribute": 1}  # the dimension of (rows, tokens, width) that a cut leaves cut
 
 
+@checked(flops=0, output=0, weights=0, kept=0, units=1, links=1)
 @dataclass(frozen=True)
 class CutOperator(Operator):
     """An operator with the sizes in bytes of the tensors that are summed, gathered or scattered where it is cut.
@@ -75,6 +76,7 @@ def merged(operators: Sequence[CutOperator]) -> CutOperator:
     )
 
 
+@checked(first=0, count=1)
 @dataclass(frozen=True)
 class Assignment:
     """The devices first .. first + count - 1, and what each of the axes x and y cuts."""
@@ -103,7 +105,7 @@ def block_mesh(first: int, count: int, node: int) -> dict[str, int]:
     return {"x": count, "y": 1}
 
 
-@checked(rows=1, length=1, width=1, micros=1, itemsize=1, shared=0)
+@checked(rows=1, length=1, width=1, micros=1, itemsize=1, shared=0, plan=0, number=0, first=0, behind=0)
 @dataclass(frozen=True)
 class ChainProblem:
     """Operators on a cluster, for a step of `micros` micro-batches of (rows, length) tokens of `width` numbers."""
@@ -120,7 +122,7 @@ class ChainProblem:
 
     def __post_init__(self):
         for name in ("work", "change", "job", "held"):  # searches ask for the same again and again
-            object.__setattr__(self, name, cache(getattr(self, name)))
+            object.__setattr__(self, name, _kept(getattr(self, name)))
 
     def __len__(self) -> int:
         return len(self.operators)
@@ -238,6 +240,19 @@ class ChainProblem:
         return Clock(self, plan).seconds
 
 
+def _kept(call):
+    known = cache(call)
+
+    @wraps(call)
+    def asked(*args, **kwargs):
+        try:
+            return known(*args, **kwargs)
+        except TypeError:  # a list, which no cache can look for
+            return call(*args, **kwargs)
+
+    return asked
+
+
 @lru_cache(maxsize=100_000)
 def _steps(src, dst, shape, mesh_items, element) -> tuple[tuple[str, int, int], ...]:
     """(axis, bytes, messages) of the first device, for each step of the cheapest way."""
@@ -252,6 +267,7 @@ def _path_seconds(problem, src, dst, shape, mesh) -> float:
     return sum(problem.links[axis].time(size, messages) for axis, size, messages in steps)
 
 
+@checked(number=0, plan=0)
 class Clock:
     """When each operator of each micro-batch ends. `timed` counts the jobs that were timed for it.
 

@@ -18,6 +18,7 @@ import torch
 
 from ..corpus.batches import Batch
 from ..experts import mixture
+from ..machine.arguments import checked
 from ..machine.patience import patiently
 from ..plan import Plan, build
 from ..ranks import comm
@@ -64,6 +65,8 @@ def dry_run(
 
     The plan must fit the model, as `Plan.check` says. Raises RuntimeError inside a rank.
     """
+    if itemsize not in DTYPES:
+        raise ValueError(f"No step is run with numbers of {itemsize} bytes. Use 2, 4 or 8.")
     gc.collect()
     with _one_rank(rank, plan.world, _evenly(config, length)) as seen:
         mesh = Mesh(**plan.axes)
@@ -143,6 +146,7 @@ UNBOUNDED = "gpipe", "breadth_first", "terapipe"  # these keep all micro-batches
 UNEVEN = "owner", "server", "servers"  # with these replicas hold different things
 
 
+@checked(rows=1, length=1)
 def fullest_ranks(
     plan: Plan, config, rows: int, length: int, itemsize: int = 4, optimizer: str = "adamw"
 ) -> Iterator[DryRank]:

@@ -14,6 +14,7 @@ from ..schedules.schedule import Schedule
 from .problem import Cluster
 
 
+@checked(device=0, seconds=0)
 @dataclass(frozen=True)
 class Job:
     """Work of so many seconds on a device; `needs` are (number of an earlier or later job, bytes of its result)."""
@@ -36,6 +37,7 @@ class Sending:
     end: float
 
 
+@checked(device=0)
 @dataclass(frozen=True)
 class Simulated:
     """When each job ran, as (start, end) by its number, and all messages."""

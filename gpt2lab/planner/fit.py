@@ -13,6 +13,7 @@ from ..machine.arguments import checked
 from ..machine.links import Link
 
 
+@checked(latency=0, bandwidth=(0, math.inf), messages=0, size=0)
 @dataclass(frozen=True)
 class Fit:
     """A fitted link with 95 % intervals; `spread` is the standard deviation of the relative errors."""

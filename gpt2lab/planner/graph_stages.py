@@ -25,6 +25,7 @@ class StagePlan:
     seconds: float = 0.0
 
 
+@checked()
 def crossing_bytes(graph: OperatorGraph, stage: frozenset[int]) -> float:
     """Bytes that come into a set of operators and leave it; a result counts once in each direction."""
     coming = {u for u, v in graph.edges if v in stage and u not in stage}
@@ -32,6 +33,7 @@ def crossing_bytes(graph: OperatorGraph, stage: frozenset[int]) -> float:
     return sum(graph.operators[u].output for u in coming) + sum(graph.operators[u].output for u in going)
 
 
+@checked()
 def down_sets(graph: OperatorGraph) -> list[frozenset[int]]:
     """All sets of operators that contain what their members need, the smaller ones first."""
     found = {frozenset()}

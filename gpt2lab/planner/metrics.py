@@ -56,7 +56,8 @@ def overlapped(chunks: int, compute: float, comm: float) -> float:
     return compute + (chunks - 1) * max(compute, comm) + comm
 
 
-def busy(spans) -> dict[int, list[tuple[float, float]]]:
+@checked()
+def busy(spans: Iterable) -> dict[int, list[tuple[float, float]]]:
     """For each rank the intervals in which it works: its spans (.rank, .start, .end), joined where they overlap."""
     found = defaultdict(list)
     for s in sorted(spans, key=lambda s: (s.rank, s.start)):
@@ -68,7 +69,8 @@ def busy(spans) -> dict[int, list[tuple[float, float]]]:
     return dict(found)
 
 
-def profile(spans) -> list[tuple[float, int]]:
+@checked()
+def profile(spans: Iterable) -> list[tuple[float, int]]:
     """The parallelism profile: (time, number of ranks that work from then on), in order of time."""
     changes = defaultdict(int)
     for stretches in busy(spans).values():

@@ -20,6 +20,7 @@ from ..model import PRESETS, GPT2Config
 from .problem import PRECISIONS
 
 
+@checked(kv_heads=0, mlp=0, mlps=1, active=1, length=0)
 @dataclass(frozen=True)
 class Transformer(GPT2Config):
     """The sizes of a transformer; what is not said is as in GPT-2.
@@ -148,6 +149,7 @@ def units(config: GPT2Config) -> Transformer:
     )
 
 
+@checked()
 def network_of(words: dict, name: str) -> Transformer:
     """The network of a config.json of GPT-2, BLOOM, Llama, Mistral or Mixtral.
 

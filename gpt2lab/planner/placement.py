@@ -25,7 +25,10 @@ class Placed:
     timed: int
 
 
-@checked(penalty=0)
+DEVICE = lambda placing: placing.cluster.devices - 1  # the last one
+
+
+@checked(penalty=0, where=0, n=0, device=DEVICE, source=DEVICE, target=DEVICE)
 class Placing:
     """The problem of placing a graph's operators on a cluster's devices, forward or (with `backward`) both ways.
 
@@ -38,7 +41,7 @@ class Placing:
         self.times = [cluster.device.time(op.flops) for op in graph.operators]
         self.back = [cluster.device.time(2 * op.flops) if backward else 0 for op in graph.operators]
         self.memory = [STATE * op.weights + op.kept for op in graph.operators]
-        self.tail = longest_tail(graph, [a + b for a, b in zip(self.times, self.back, strict=True)])
+        self.tail = _longest_tail(graph, [a + b for a, b in zip(self.times, self.back, strict=True)])
         self.order = sorted(range(len(graph)), key=lambda n: (-self.tail[n], n))
 
     def critical_path(self) -> tuple[float, list[int]]:
@@ -102,7 +105,7 @@ class Placing:
         return 0 if source == target else link.time(self.graph.operators[n].output)
 
 
-def longest_tail(graph: OperatorGraph, times: Sequence[float]) -> list[float]:
+def _longest_tail(graph: OperatorGraph, times: Sequence[float]) -> list[float]:
     """For each operator the longest path of times from its start to the end of the graph."""
     tail = [0.0] * len(graph)
     for n in reversed(range(len(graph))):

@@ -65,14 +65,14 @@ class OperatorGraph:
         return [[v for u, v in self.edges if u == n] for n in range(len(self))]
 
     @classmethod
+    @checked()
     def chain(cls, operators: Sequence[Operator]) -> "OperatorGraph":
         """The graph in which each operator reads the one before it."""
         return cls(tuple(operators), tuple(pairwise(range(len(operators)))))
 
 
-@checked(
-    rate=(MORE, float("inf")), memory=(0, float("inf")), launch=0, copy=(MORE, float("inf")), peak=0, add=0
-)
+@checked(rate=(MORE, float("inf")), memory=(0, float("inf")), launch=0, copy=(MORE, float("inf")), peak=0, add=0,
+         itemsize=1, flops=0)  # fmt: skip
 @dataclass(frozen=True)
 class Device:
     """A processor: an operator takes `launch` + flops / rate seconds, so small products run below the full rate.
@@ -108,7 +108,7 @@ class Device:
         return self.launch + flops / self.rate
 
 
-@checked(devices=1, uplinks=0, cores=0, call=0)
+@checked(devices=1, uplinks=0, cores=0, call=0, device=0)
 @dataclass(frozen=True)
 class Cluster:
     """Equal devices on a network; messages between nodes share `uplinks` links, devices of a node share its `cores`.
@@ -163,6 +163,7 @@ def size_in_bytes(text) -> float:
     raise ValueError(f"{text!r} is no size. Use for example 4GiB, 800MB or 10gbit.")
 
 
+@checked()
 def cluster_from(table: dict, name: str) -> Cluster:
     """The cluster of a table of words, which `clusters.toml` explains.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from ..machine.arguments import checked
+from ..machine.arguments import MORE, checked
 from ..model import GPT2Config
 from ..plan import Plan
 from .cost import Prediction, predict
@@ -39,6 +39,7 @@ def step_flops(
     return full * b * s * n * h * h * (1 + s / (6 * h) + v / (head * n * h))
 
 
+@checked(rows=1, length=1, seconds=0, teraflops=0, held=0, between=0, tokens=0, efficiency=(MORE, 1))
 @dataclass(frozen=True)
 class Published:
     """A published run: its model as (layers, width, heads, vocabulary), its plan, and how fast it was.

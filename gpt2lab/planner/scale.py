@@ -8,7 +8,7 @@ Messages as in `algorithms`, whose live ranks send the same. In-network reductio
 Hierarchical Aggregation Protocol (SHARP)"; rails: Wang et al. 2023, "Rail-only".
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,7 +79,8 @@ class Counted:
     by_level: dict[str, int]
 
 
-def run_rounds(ranks: int, rounds: Iterator[Round], fabric: Fabric, total: int | None = None) -> Counted:
+@checked(ranks=RANKS, total=0)
+def run_rounds(ranks: int, rounds: Iterable[Round], fabric: Fabric, total: int | None = None) -> Counted:
     """Send all messages of `total` rounds, each as soon as its sender has received what came before."""
     clock, messages, sent = np.zeros(ranks), np.zeros(ranks, int), np.zeros(ranks, int)
     levels, before = np.zeros(3, int), None

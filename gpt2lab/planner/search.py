@@ -47,6 +47,7 @@ class Judge:
         return seconds
 
 
+@checked()
 @dataclass(frozen=True)
 class Planner:
     """A search space, rules that reduce it, a search through the rest, and what says how good a plan is."""
@@ -117,6 +118,7 @@ def every_plan(problem: ChainProblem, space: Space) -> Iterator[ChainPlan]:
     return product(*space)
 
 
+@checked()
 def exhaustive(plans: Callable = every_plan) -> Callable:
     """Time every plan."""
 
@@ -186,7 +188,7 @@ def learned(rounds: int = 60, seed: int = 0) -> Callable:
     return search
 
 
-def chain_of(problem: ChainProblem) -> balance.Chain:
+def _chain_of(problem: ChainProblem) -> balance.Chain:
     """What PipeDream's and DAPPLE's planners see of a problem."""
     alone = [problem.work(n, Assignment(0, 1)) for n in range(len(problem))]
     return balance.Chain(
@@ -198,6 +200,7 @@ def chain_of(problem: ChainProblem) -> balance.Chain:
     )
 
 
+@checked()
 def replicated(planner: Callable) -> Callable:
     """PipeDream's or DAPPLE's planner: stages of which each is replicated, so that its batch is cut.
 
@@ -205,7 +208,7 @@ def replicated(planner: Callable) -> Callable:
     """
 
     def search(problem, space, judge):
-        _, stages = planner(chain_of(problem), problem.cluster.devices, problem.micros)
+        _, stages = planner(_chain_of(problem), problem.cluster.devices, problem.micros)
         plan, first = [], 0
         for stage in stages:
             mesh = problem.mesh(first, stage.replicas)
@@ -246,7 +249,7 @@ def _cheapest(problem, n, at, best):
     return seconds, (*way, at)
 
 
-def optimised(problem: ChainProblem, space: Space, judge: Judge) -> None:
+def _optimised(problem: ChainProblem, space: Space, judge: Judge) -> None:
     """Alpa's search: an integer program for every stage, and a dynamic program over stages."""
     found = alpa.fastest_pipeline(problem, space)
     judge.evaluations += found.priced
@@ -262,13 +265,14 @@ PLANNERS = {
     "PipeDream": Planner(soap, everything, replicated(lambda chain, n, micros: balance.pipedream(chain, n))),
     "DAPPLE": Planner(soap, everything, replicated(balance.dapple)),
     "Tofu": Planner(soap, only(whole_cluster), halved),
-    "Alpa": Planner(soap, only(submesh), optimised),
+    "Alpa": Planner(soap, only(submesh), _optimised),
 }
 """Planners by name."""
 
 LINK_NAMES = {"whole": "", "sample": "batch", "attribute": "seq"}
 
 
+@checked(plan=0)
 def stages_of(problem: ChainProblem, plan: ChainPlan) -> list[CutStage]:
     """The stages that `sharding.staged` runs, for operators that `gpt2_cuts` made, clustered or not."""
     found: list[CutStage] = []

@@ -105,8 +105,8 @@ class RankOnCluster:
 
     @cached_property
     def times(self) -> Callable[[int, int, int], dict[str, dict[str, float]]]:
-        """Seconds of one unit, (stage, rows, tokens), each computed once: see `stage_times`."""
-        return cache(partial(stage_times, self))
+        """Seconds of one unit, (stage, rows, tokens), each computed once: see `_stage_times`."""
+        return cache(partial(_stage_times, self))
 
     def link(self, axis: str) -> Link:
         """The slowest link between neighbours of an axis, on which each rank has its card of its node, or its share."""
@@ -163,7 +163,7 @@ class RankOnCluster:
         )
 
 
-def stage_times(machine: RankOnCluster, stage: int, rows: int, tokens: int) -> dict[str, dict[str, float]]:
+def _stage_times(machine: RankOnCluster, stage: int, rows: int, tokens: int) -> dict[str, dict[str, float]]:
     """Seconds of one unit through a stage: {"forward", "again", "backward"}, each by part."""
     share, position = machine.share, machine.share.stages[stage]
     layers, last = len(share.parts.layers[position]), position == share.depth - 1

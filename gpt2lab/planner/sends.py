@@ -39,14 +39,14 @@ class AxisTraffic:
 
 
 @lru_cache(maxsize=65536)
-def ring_cost(elements: int, ranks: int, rank: int, element: int) -> tuple[int, int]:
+def _ring_cost(elements: int, ranks: int, rank: int, element: int) -> tuple[int, int]:
     """(bytes, messages) of an all-reduce."""
     return all_reduce_cost([element * c for c in split_sizes(elements, ranks)], rank)
 
 
 def all_reduce(axis: str, elements: int, ranks: int, rank: int, element: int) -> list[AxisTraffic]:
     """An all-reduce of so many elements; a single rank sends nothing."""
-    return [AxisTraffic(axis, "all_reduce", *ring_cost(elements, ranks, rank, element))] if ranks > 1 else []
+    return [AxisTraffic(axis, "all_reduce", *_ring_cost(elements, ranks, rank, element))] if ranks > 1 else []
 
 
 def stage_ways(share: RankShare, stage: int, rows: int, tokens: int) -> dict[str, list[AxisTraffic]]:

@@ -47,6 +47,7 @@ def worlds(devices: int) -> list[int]:
     return [n for n in range(1, devices + 1) if n <= min(devices, FEW) or devices % n == 0]
 
 
+@checked(world=1)
 def pruned(world: int, cluster: Cluster) -> bool:
     """Whether plans of so many ranks are left out by the rules of `PRUNED`."""
     return world > WHOLE or cluster.devices > FEW

@@ -10,7 +10,7 @@ from ..machine.arguments import checked
 from ..ranks.traffic import all_gather_cost, all_reduce_cost, reduce_scatter_cost, split_sizes
 
 
-@checked(rows=0, length=0, width=1, heads=1, ranks=1, itemsize=1)
+@checked(rows=0, length=0, width=1, heads=1, ranks=1, itemsize=1, total=0, rank=0, numbers=0)
 @dataclass(frozen=True)
 class Shape:
     """The sizes that costs depend on; `itemsize` is the bytes of a number."""

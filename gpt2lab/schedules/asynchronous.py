@@ -18,6 +18,7 @@ from .play import Player, check
 from .schedule import Op, Schedule, require
 
 
+@checked(per_update=1, stage=0, rank=0)
 @dataclass(frozen=True)
 class Stream:
     """A schedule of many batches with its version table.
@@ -168,6 +169,7 @@ def _version_read(stream: Stream, op: Op, newest: int) -> int:
     return newest if scheme == "ampnet" or op.kind == "F" else stream.reads[op._replace(kind="F")]
 
 
+@checked()
 def check_stream(stream: Stream) -> Stream:
     """Return the stream if its orders come to their ends, also where replicas wait for each other to update.
 

@@ -12,6 +12,8 @@ from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
 
+from ..machine.arguments import checked
+
 MOST = 10_000_000  # operations of a schedule: more take minutes to lay out
 KINDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 
@@ -27,6 +29,8 @@ class Op(NamedTuple):
         return f"{self.stage}{self.kind}{self.micro}"
 
 
+@checked(placement=0, micros=1, copies=1, slices=1, stage=lambda s: len(s.placement) - 1, rank=lambda s: s.ranks - 1,
+         micro=lambda s: s.units - 1, keep=lambda s: s.micros)  # fmt: skip
 @dataclass(frozen=True)
 class Schedule:
     """What each rank runs, in which order.
@@ -46,6 +50,10 @@ class Schedule:
     name: str = field(default="", compare=False)
     promise: tuple[int, ...] = field(default=(), compare=False)
     replicas: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        if len(self.placement) % self.copies:
+            raise ValueError(f"{len(self.placement)} stages make no {self.copies} copies. Use a divisor.")
 
     @property
     def ranks(self) -> int:

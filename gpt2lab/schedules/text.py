@@ -39,6 +39,7 @@ def draw(timeline: Timeline | Schedule, width: int = 160) -> str:
     return "\n".join(lines)
 
 
+@checked()
 def summary(timeline: Timeline) -> str:
     """The numbers under the drawing: time, bubble in all three definitions, activations, weights, messages."""
     schedule = timeline.schedule

@@ -8,7 +8,7 @@ from ..machine.arguments import checked
 from .schedule import Op, Schedule
 
 
-@checked(forward=0, input_grad=0, weight_grad=0, backward=0, hop=0, factors=0, joint=0)
+@checked(forward=0, input_grad=0, weight_grad=0, backward=0, hop=0, factors=0, joint=0, position=0, unit=0)
 @dataclass(frozen=True)
 class Cost:
     """How long operations take: one number for all stages, or one for each position in the model.
@@ -49,6 +49,7 @@ class TimedOp:
     end: object
 
 
+@checked(rank=0)
 @dataclass(frozen=True)
 class Timeline:
     """When every rank runs its operations, and the numbers that follow from it."""

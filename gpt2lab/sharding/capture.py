@@ -73,7 +73,7 @@ def convolution_backward(grad, x, w, *options):
     return of_x, (rows.T @ _windows(x, a, b)).reshape(w.shape), grad.sum((0, 2, 3))
 
 
-def decompositions() -> dict:
+def _decompositions() -> dict:
     """How operators fall into simpler ones: ATen's core set, and what has sums inside by its sums."""
     table = dict(core_aten_decompositions())
     for kept in (aten.embedding_dense_backward, aten.gelu_backward, aten.unfold_backward, aten.unfold):
@@ -121,7 +121,7 @@ def capture(
     Raises ValueError for an operator without a description.
     """
     with torch.enable_grad():
-        traced = make_fx(function, decompositions(), tracing_mode="fake")(*inputs.values())
+        traced = make_fx(function, _decompositions(), tracing_mode="fake")(*inputs.values())
     traced.graph.eliminate_dead_code()
     return _Reader(inputs, results, names or {}).read(traced.graph)
 

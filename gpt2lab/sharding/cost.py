@@ -87,6 +87,7 @@ def added(costs: Iterable[tuple[int, int]]) -> tuple[int, int]:
     return tuple(map(sum, zip((0, 0), *costs, strict=True)))
 
 
+@checked(mesh=1, place=0, element=1)
 @dataclass(frozen=True)
 class Path:
     """Steps from one layout to another; `layouts` are those before each step and the last one after it."""

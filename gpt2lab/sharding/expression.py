@@ -103,6 +103,7 @@ def Sum(body: Callable) -> Expr:
     return _reduce("sum", body)
 
 
+@checked()
 def Max(body: Callable) -> Expr:
     """The maximum over the indices that the lambda takes."""
     return _reduce("max", body)

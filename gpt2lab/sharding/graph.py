@@ -71,20 +71,20 @@ class _Factor:
         self.size, self.parts = size, None
 
     def flat(self) -> list["_Factor"]:
-        return [self] if self.parts is None else flatten(self.parts)
+        return [self] if self.parts is None else _flatten(self.parts)
 
 
-def flatten(factors: Sequence[_Factor]) -> list[_Factor]:
+def _flatten(factors: Sequence[_Factor]) -> list[_Factor]:
     """All factors down to those that are not products."""
     return [one for factor in factors for one in factor.flat()]
 
 
-def unify(a: Sequence[_Factor], b: Sequence[_Factor]) -> None:
+def _unify(a: Sequence[_Factor], b: Sequence[_Factor]) -> None:
     """Make two lists of factors the same, the outermost first, splitting where one is a multiple of the other.
 
     Raises ValueError where they have no common factors.
     """
-    a, b = flatten(a), flatten(b)
+    a, b = _flatten(a), _flatten(b)
     text = " x ".join(str(f.size) for f in a), " x ".join(str(f.size) for f in b)
     while a and b:
         x, y = a.pop(0), b.pop(0)
@@ -114,7 +114,7 @@ class Builder:
         if isinstance(how, Rule):
             self._index(how, inputs, fresh)
         elif how == "view":
-            unify(sum(self.dims[inputs[0]], []), sum(fresh, []))
+            _unify(sum(self.dims[inputs[0]], []), sum(fresh, []))
         elif how is not None:
             how = (*how, self._divide(how, inputs, fresh))
         self.dims[name] = fresh
@@ -126,7 +126,7 @@ class Builder:
         for n, (labels, dims) in enumerate(tensors):
             for d, (label, factors) in enumerate(zip(labels, dims, strict=True)):
                 if label is not None and factors and (n, d) not in windows:
-                    unify(known.setdefault(label, factors), factors)
+                    _unify(known.setdefault(label, factors), factors)
 
     def _divide(self, how, inputs, fresh) -> _Factor:
         """The factor that counts equal pieces: along `dim`, one of them is picked, or all are joined."""
@@ -134,15 +134,15 @@ class Builder:
         whole, part = (self.dims[inputs[0]], fresh) if kind == "piece" else (fresh, self.dims[inputs[0]])
         length = lambda dims: math.prod(f.size for f in dims[dim])
         count = _Factor(length(whole) // length(part))
-        unify(whole[dim], [count, *part[dim]])
+        _unify(whole[dim], [count, *part[dim]])
         for other in [fresh] if kind == "piece" else [self.dims[i] for i in inputs]:
             for d, factors in enumerate(other):
-                unify(factors, part[dim] if d == dim else whole[d])
+                _unify(factors, part[dim] if d == dim else whole[d])
         return count
 
     def finish(self, outputs: dict[str, str], names: dict | None = None) -> Graph:
         """The graph of what the outputs need, with every operator's options on the factors."""
-        dims = {name: [flatten(d) for d in of] for name, of in self.dims.items()}
+        dims = {name: [_flatten(d) for d in of] for name, of in self.dims.items()}
         nodes, needed = {}, set(outputs.values())
         for name, op, inputs, *_ in reversed(self.made):
             if name in needed or op == "input":

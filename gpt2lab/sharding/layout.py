@@ -82,6 +82,7 @@ class Layout:
             cuts[name] += (axis,)
         return cls(tuple(cuts[name] for name in dims))
 
+    @checked()
     def text(self, axes: Sequence[str]) -> str:
         """The papers' form, which `parse` reads; `-` for a whole scalar."""
         digits = lambda cut: "".join(str(list(axes).index(a)) for a in cut)
@@ -101,9 +102,12 @@ class Layout:
         """The layout of this tensor's gradient: cut alike, and whole where the tensor is partial."""
         return Layout(self.cuts)
 
+    @checked(dim=0)
     def cut(self, dim: int, axes: Sequence[str]) -> "Layout":
         """The same, with `axes` cutting dimension `dim`."""
-        return replace(self, cuts=(*self.cuts[:dim], tuple(axes), *self.cuts[dim + 1 :]))
+        cuts = list(self.cuts)
+        cuts[dim] = tuple(axes)
+        return replace(self, cuts=tuple(cuts))
 
     def summed(self, axis: str, op: str | None = None) -> "Layout":
         """The same, partial over `axis` by `op`, or no longer partial."""
@@ -118,6 +122,7 @@ class Layout:
         return dict(self.partial).get(axis)
 
 
+@checked(mesh=1)
 def ranks(mesh: Mesh) -> int:
     """How many ranks the mesh has."""
     return math.prod(mesh.values())
@@ -129,6 +134,7 @@ def places(mesh: Mesh) -> list[dict[str, int]]:
     return [dict(zip(mesh, at, strict=True)) for at in itertools.product(*map(range, mesh.values()))]
 
 
+@checked()
 def check_dims(layout: Layout, shape: Sequence[int]) -> None:
     """Raise ValueError where the layout has another number of dimensions than the tensor."""
     if len(layout.cuts) != len(shape):
@@ -137,6 +143,7 @@ def check_dims(layout: Layout, shape: Sequence[int]) -> None:
         )
 
 
+@checked()
 def check(layout: Layout, shape: Sequence[int], mesh: Mesh) -> None:
     """Raise ValueError where the layout does not fit the tensor or the mesh: wrong number of dimensions, unknown
     axis, or a dimension shorter than the ranks that cut it."""
@@ -163,6 +170,7 @@ def span(length: int, cut: Sequence[str], mesh: Mesh, place: Place) -> tuple[int
     return first, length
 
 
+@checked(mesh=1, place=0)
 def local_shape(shape: Sequence[int], layout: Layout, mesh: Mesh, place: Place) -> tuple[int, ...]:
     """The shape of what the rank at `place` holds."""
     return tuple(span(n, cut, mesh, place)[1] for n, cut in zip(shape, layout.cuts, strict=True))
@@ -176,6 +184,7 @@ def box(shape: Sequence[int], layout: Layout, mesh: Mesh, place: Place) -> tuple
     return tuple(slice(first, first + size) for first, size in spans)
 
 
+@checked()
 def fits(layout: Layout, shape: Sequence[int], mesh: Mesh) -> bool:
     """Whether every rank gets a part that is not empty."""
     return all(n >= math.prod(mesh[a] for a in cut) for n, cut in zip(shape, layout.cuts, strict=True) if cut)

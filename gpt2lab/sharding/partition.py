@@ -63,6 +63,7 @@ class Run:
         return self.halo.cost(mesh, place) if self.halo else (0, 0)
 
 
+@checked(place=0)
 @dataclass(frozen=True)
 class Program:
     """The same for all ranks: what to do one after the other, and the layouts of inputs and results."""

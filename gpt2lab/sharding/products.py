@@ -40,6 +40,7 @@ GRIDS = {
 """Sizes of x, y and z on 4 and 8 ranks."""
 
 
+@checked(inner=1)
 def multiply(a: torch.Tensor, b: torch.Tensor, inner: int, axes: Axes) -> torch.Tensor:
     """This rank's part of C from its parts of A and B, whose inner index is `inner` long; differentiable.
 

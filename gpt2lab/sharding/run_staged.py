@@ -17,7 +17,7 @@ from .staged import CutStage, Passed, Staged
 FLOATS = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}  # by bytes an element
 
 
-def stage_axes(stages: Sequence[CutStage], idle: int = 0) -> tuple[Axis, dict[str, Axis]]:
+def _stage_axes(stages: Sequence[CutStage], idle: int = 0) -> tuple[Axis, dict[str, Axis]]:
     """The axis of all ranks, and the axes of this rank's own stage, if any; all ranks call this together.
 
     Raises ValueError when the stages do not use every rank but `idle` ones.
@@ -39,7 +39,7 @@ class StageRunner:
 
     def __init__(self, staged: Staged, idle: int = 0):
         self.staged = staged
-        self.world, self.axes = stage_axes(staged.stages, idle)
+        self.world, self.axes = _stage_axes(staged.stages, idle)
         self.stage = next((n for n, s in enumerate(staged.stages) if self.world.rank in s.ranks), None)
         if self.stage is None:
             return

@@ -48,7 +48,7 @@ class Passed:
     kind: str  # F forward, B backward, once
 
 
-@checked()
+@checked(stage=0, rank=0, micros=1)
 class Staged:
     """The programs of all stages, and what crosses between them.
 

@@ -29,7 +29,7 @@ Choice = tuple[str, ...]
 """Of one link: the dimension that each mesh axis cuts."""
 
 
-@checked()
+@checked(link=0, first=lambda c: c.count, last=lambda c: c.count, mesh=1)
 class LinkChain:
     """GPT-2's gradients as a chain of links, and what cutting them costs."""
 
@@ -74,7 +74,7 @@ class LinkChain:
     def inside(self, link: int, choice: Choice, mesh: Mesh) -> float:
         """Bytes that all ranks send in one link, forward and backward; infinite where a tensor is too short."""
         graph = self.links[link]
-        key = tuple((n.op, n.shape) for n in graph.nodes.values()), choice, tuple(mesh.items())
+        key = tuple((n.op, n.shape) for n in graph.nodes.values()), tuple(choice), tuple(mesh.items())
         if key not in self.known:
             marks = _marks(graph, choice, mesh)
             program = marks and partition(graph, propagate(graph, marks, mesh), mesh)

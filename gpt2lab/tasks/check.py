@@ -71,6 +71,7 @@ def independent_loops(graph: TaskGraph) -> list[list[Task]]:
 ONE = lambda task: 1.0  # the cost of a task where all cost the same
 
 
+@checked()
 def work(graph: TaskGraph, cost: Callable[[Task], float] = ONE) -> float:
     """T_1: what all tasks cost together, the time of one worker."""
     return sum(map(cost, graph.tasks))
@@ -87,6 +88,7 @@ def levels(graph: TaskGraph, cost: Callable[[Task], float] = ONE) -> list[float]
     return longest
 
 
+@checked()
 def span(graph: TaskGraph, cost: Callable[[Task], float] = ONE) -> float:
     """T_inf: the cost of the critical path, the time with as many workers as there are tasks."""
     return max(levels(graph, cost), default=0.0)

@@ -25,6 +25,7 @@ class Pending:
     arrived: Callable[[object], object] = lambda result: None
 
 
+@checked()
 def all_reduce(graph: TaskGraph, name: str, axis: Axis, *parts: Access, **options) -> Task:
     """A task that replaces parts of tensors by their sums over the axis, in one message; bytes as `comm.all_reduce`.
 

@@ -15,13 +15,13 @@ from .messages import Pending
 from .runtime import Recorder, TaskFailed, in_threads, one_thread
 
 
-@checked(workers=(1, 1024), iterations=0)
+@checked(workers=(1, 1024), iterations=(0, 10**9))
 def run_tasks(graph: TaskGraph, workers: int = 2, iterations: int = 1, **options) -> list[Span]:
     """Run all tasks so many times on worker threads; `options` are those of `Scheduler`."""
     return Scheduler(graph, workers, **options).run(iterations)
 
 
-@checked(workers=(1, 1024), patience=MORE)
+@checked(workers=(1, 1024), patience=MORE, iterations=(0, 10**9))
 class Scheduler:
     """Runs a graph: built once, `run(iterations)` replays it, with edges from each iteration to the next (taskiter).
 
