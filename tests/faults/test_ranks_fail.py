@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import json
 import os
 import random
 import re
@@ -120,6 +121,47 @@ def test_a_rank_that_dies_is_named_not_its_innocent_peers(how, words, ename):
     assert f"rank 1 {words}" in str(error)
     if ename == "ProcessDied":
         assert "all_reduce #1 on axis 'dp'" in str(error)
+
+
+def fills_the_stack_of_c(rank, world_size, how):
+    axis = Mesh(dp=world_size)["dp"]
+    comm.all_reduce(torch.ones(2), axis)
+    if rank != 1:
+        return comm.all_reduce(torch.ones(2), axis)
+    sys.setrecursionlimit(10**9)  # Python's own counter, which would raise RecursionError before
+    nested = []
+    for _ in range(100_000):
+        nested = [nested]
+    if how == "inside a call":
+        return comm.gather_objects(nested, axis)
+    if how == "in a thread":
+        thread = threading.Thread(target=json.dumps, args=(nested,))
+        thread.start()
+        thread.join()
+    if how == "in a callback":
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+        sort, two = ctypes.CDLL(None).qsort, (ctypes.c_int * 2)(2, 1)
+        again = kind(lambda a, b: sort(two, 2, 4, again) or 0)
+        again(None, None)
+    return nested if how == "as a result" else json.dumps(nested)
+
+
+@pytest.mark.parametrize("how", ["in json", "in a thread", "in a callback", "inside a call", "as a result"])
+def test_a_rank_that_fills_the_stack_of_c_is_named_soon(how):
+    """It dies by a signal, whatever Python was doing; `nothing_left` looks for what it leaves."""
+
+    with Ranks(3, timeout=60, echo=False) as pool:
+
+        def told() -> float:
+            assert pool.run(hang_free) == [3.0] * 3  # on new ranks
+            start = time.monotonic()
+            with pytest.raises(RankFailed, match="rank 1 was killed by SIGSEGV") as info:
+                pool.run(fills_the_stack_of_c, how)
+            took = time.monotonic() - start
+            assert (info.value.rank, info.value.ename) == (1, "ProcessDied") and children() == []
+            return took
+
+        promptly(told, 2.0)
 
 
 def hang(rank, world_size, how):
