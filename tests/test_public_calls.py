@@ -73,7 +73,6 @@ from gpt2lab.sharding.partition import partition
 from gpt2lab.sharding.staged import Staged
 from gpt2lab.sharding.tofu import LinkChain
 from gpt2lab.tasks import check as tasks_check
-from gpt2lab.tasks import gpt2 as gpt2_tasks
 from gpt2lab.tasks import graph as tasks_graph
 from gpt2lab.tasks import messages, scheduler
 
@@ -203,8 +202,6 @@ CALLS = [
     (tasks_check.work, {"graph": NOTES}),
     (tasks_check.span, {"graph": NOTES}),
     (tasks_check.parallelism, {"graph": FILLED}),
-    (gpt2_tasks.tokens_of, {"rows": (0, 1), "length": 2}),
-    (gpt2_tasks.adamw, {"tensors": [torch.zeros(2, requires_grad=True)]}),
     (FURTHER.add, {"name": "a", "body": lambda: None}),
     (NOTES.edges, {}),
     (NOTES.across, {}),
@@ -319,7 +316,6 @@ LARGE = {  # what may be as large as one likes
     "Shape.chunks": "numbers",
     "span": "length",
     "Staged.cost": "rank micros",
-    "tokens_of": "length",
     "Schedule": "micros",
     "Cost.time": "position unit",
 }
@@ -454,6 +450,8 @@ INTERNAL = {  # what is public by name and is given only what others have checke
     "tasks.check.ancestors_of": (TASKS, "lessons.exercises.tasks"),
     "tasks.check.independent_loops": (TASKS, "tasks.runtime"),
     "tasks.cores": (TASKS, "tasks.scheduler"),
+    "tasks.gpt2.adamw": (TASKS, "benchmarks.tasks lessons.labs.executors"),
+    "tasks.gpt2.tokens_of": (TASKS, ""),
     "tasks.graph.Access": (MADE, ""),
     "tasks.graph.Task": (MADE, ""),
     "tasks.runtime": (TASKS, "tasks.scheduler"),

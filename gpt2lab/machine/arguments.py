@@ -38,7 +38,7 @@ NAMES |= dict.fromkeys(MANY, "a list")
 
 
 def checked(**ranges):
-    """The function or dataclass, which raises ValueError for an argument that it cannot work with."""
+    """The function or class, which raises ValueError for an argument that it cannot work with."""
 
     def wrap(call, owner=None):
         for name, method in [*vars(call).items()] if inspect.isclass(call) else ():

@@ -106,7 +106,7 @@ def equal_parts(size: int, parts: int) -> np.ndarray:
     return size // parts + (np.arange(parts) < size % parts)
 
 
-@checked(n=RANKS, itemsize=1)
+@checked(n=RANKS, size=0, itemsize=1)
 def ring_sum(
     n: int, size: int | np.ndarray, itemsize: int = 4, at: np.ndarray | None = None
 ) -> Iterator[Round]:

@@ -48,13 +48,11 @@ def ranges(length: int, size: int) -> list[tuple[int, int]]:
     return [(start, min(length, start + size)) for start in range(0, length, size)]
 
 
-@checked(rows=0, length=1)
 def tokens_of(rows: tuple[int, int], length: int) -> tuple[int, int]:
     """(start, stop) of the tokens of some rows, of which each has `length`."""
     return rows[0] * length, rows[1] * length
 
 
-@checked(tensors=0)
 def adamw(tensors: list[torch.Tensor]) -> torch.optim.Optimizer:
     """The optimizer of llm.c's CPU trainer, with which the published figures were measured."""
     return torch.optim.AdamW(tensors, lr=1e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, fused=True)
