@@ -83,7 +83,7 @@ class Layout:
         return cls(tuple(cuts[name] for name in dims))
 
     @checked()
-    def text(self, axes: Sequence[str]) -> str:
+    def text(self, axes: str | Sequence[str]) -> str:
         """The papers' form, which `parse` reads; `-` for a whole scalar."""
         digits = lambda cut: "".join(str(list(axes).index(a)) for a in cut)
         parts = ["S" + digits(cut) if cut else "R" for cut in self.cuts]
@@ -103,7 +103,7 @@ class Layout:
         return Layout(self.cuts)
 
     @checked(dim=0)
-    def cut(self, dim: int, axes: Sequence[str]) -> "Layout":
+    def cut(self, dim: int, axes: str | Sequence[str]) -> "Layout":
         """The same, with `axes` cutting dimension `dim`."""
         cuts = list(self.cuts)
         cuts[dim] = tuple(axes)
