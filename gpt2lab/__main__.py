@@ -1,7 +1,11 @@
 """`python -m gpt2lab`: the command line."""
 
 import os
+import signal
 import sys
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import, until a command runs
 
 if not sys.flags.safe_path:  # Python looks for modules in the current folder first, where anything may lie
     here = sys.path.pop(0)

@@ -127,7 +127,7 @@ def test_one_expert_a_token_computes_what_the_dense_model_does():
 
 def test_no_backward_hides_the_sums_of_experts_gradients():
     slow = Cluster(4, Device(1e6), Network(Link(0, 1e6)))
-    found = predict(Plan(dp=4, ep=2), CONFIG, 8, 16, slow)
+    found = predict(Plan(dp=4, ep=2), MIXED, 8, 16, slow)
     assert found.parts["compute"] > 10 * found.parts["edp+cp"]
     assert found.parts["edp+cp"] == pytest.approx(found.sent["edp+cp"] / 1e6)
 

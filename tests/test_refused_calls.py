@@ -4,6 +4,7 @@ A line is a call and words of the sentence; `...` is for any. Plans are in `test
 out of range in `test_arguments` and `test_numbers`, what users type in `test_bad_input`.
 """
 
+from argparse import Namespace
 from dataclasses import replace
 
 import numpy as np
@@ -61,7 +62,9 @@ LONG_JOB = failures.LongJob(1000, 1e9, 24.0, 0.01, 0.1, 1.0)
 
 parse = lambda text: Layout.parse(text, list(GRID))
 marked = lambda marks, mesh: propagate.propagate(graph(), marks, mesh)
-timed = lambda *split, window=None: context.check([split], 2, (1, 4, 64, 8), window)
+timed = lambda *split, window=None: context.check(
+    Namespace(splits=[split], ranks=2, heads=4, lengths=64, width=8, window=window)
+)
 predicted = lambda text, rows=8: predict(Plan.parse(text), SMALL, rows, 16, FREE)
 mixed = lambda text, experts: predict(Plan.parse(text), replace(SMALL, experts=experts), 8, 16, FREE)
 

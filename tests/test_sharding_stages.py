@@ -336,7 +336,7 @@ def test_stages_that_cannot_be_get_a_sentence(says):
 
 
 def test_copies_at_the_source_share_out_what_is_sent():
-    whole, cut = layouts(2, "y", ())[:2]
+    whole, cut = layouts(2, "x", ())[:2]
     crossing = Crossing((6, 4), 8, Side((0, 1), LINE, whole), Side((2, 3), LINE, cut))
     assert [(source, to) for source, to, _ in crossing.pieces()] == [(0, 2), (1, 3)]
     assert [crossing.cost(rank) for rank in (0, 1)] == [(3 * 4 * 8, 1)] * 2

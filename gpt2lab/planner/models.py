@@ -187,7 +187,7 @@ def find_model(name: str, length: int = 0, **sizes) -> GPT2Config:
         found = network_of(MODELS[name], name)
     elif name.endswith(".json"):
         try:
-            found = network_of(json.loads(Path(name).read_text()), name)
+            found = network_of({**json.loads(Path(name).read_text())}, name)
         except (OSError, UnicodeDecodeError, json.JSONDecodeError, AttributeError, TypeError) as error:
             raise ValueError(f"{name} cannot be read as a model: {error}. Use a config.json.") from None
     else:
