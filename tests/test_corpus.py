@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gpt2lab.cli import main
-from gpt2lab.corpus import Batches, encoding, plays, shakespeare, shards, tokenizer
+from gpt2lab.corpus import Batches, encoding, plays, shakespeare, shards, storage, tokenizer
 from gpt2lab.corpus.downloads import Download, NoDownload, fetch
 from gpt2lab.corpus.storage import packaged, replacing
 
@@ -286,13 +286,13 @@ CONTENT = bytes(range(256)) * 5000
 
 
 class Server(http.server.BaseHTTPRequestHandler):
-    """Serves CONTENT; /norange cannot resume, /short breaks off, /wrong sends other bytes of the same length."""
+    """Serves CONTENT; /norange cannot resume, /short breaks off, /wrong sends others of that length, /long more."""
 
     def do_GET(self):
         self.server.asked.append((self.path, self.headers["Range"]))
         first = int(self.headers["Range"].removeprefix("bytes=").rstrip("-"))
         resumes = first and self.path != "/norange"
-        body = CONTENT[::-1] if self.path == "/wrong" else CONTENT
+        body = {"/wrong": CONTENT[::-1], "/long": CONTENT + b"more"}.get(self.path, CONTENT)
         body = body[first if resumes else 0 :]
         self.send_response(206 if resumes else 200)
         self.send_header("Content-Length", str(len(body)))
@@ -338,6 +338,21 @@ def test_wrong_content_is_refused_and_not_kept(server, tmp_path):
         fetch(item(server, "/wrong"), tmp_path)
     assert not list((tmp_path / "deep").iterdir())
     assert fetch(item(server), tmp_path).read_bytes() == CONTENT
+
+
+def test_a_longer_file_is_not_the_published_one(server, tmp_path):
+    with pytest.raises(NoDownload, match="is not the published file"):
+        fetch(item(server, "/long"), tmp_path)
+
+
+def test_a_cache_that_others_may_write_is_not_used(tmp_path, monkeypatch):
+    home, spare = tmp_path / "home", tmp_path / "spare"
+    spare.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    monkeypatch.setattr(storage.tempfile, "tempdir", str(spare))
+    assert storage.cache_dir("shards") == home / "gpt2lab/shards"
+    (home / "gpt2lab").chmod(0o777)
+    assert storage.cache_dir("shards").is_relative_to(spare)
 
 
 def test_a_file_laid_there_by_hand_is_checked(server, tmp_path):
