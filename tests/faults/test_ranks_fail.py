@@ -20,9 +20,10 @@ import torch.distributed as dist
 from processes import PATIENCE, needs_backend, promptly, until
 
 from gpt2lab import RankFailed, Ranks, launch, transport
-from gpt2lab.processes import status_board
+from gpt2lab.processes import rank_process, status_board
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.transport.engine import PeerLost
 
 
 def failure(fn, *args, **kwargs) -> RankFailed:
@@ -431,3 +432,17 @@ def test_a_dropped_pool_ends_its_ranks():
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))
     with contextlib.suppress(ChildProcessError):
         assert children() == []
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (PeerLost("rank 1 is gone"), True),
+        (RuntimeError("[../gloo/transport/tcp/pair.cc] Connection closed by peer"), True),
+        (BrokenPipeError("Broken pipe"), True),
+        (RuntimeError("the shapes differ"), False),
+    ],
+)
+def test_an_error_says_whether_it_is_only_of_a_lost_peer(error, lost):
+    """Then another rank may still report that it failed first."""
+    assert rank_process._report(error)["lost_peer"] == lost
