@@ -13,7 +13,7 @@ import torch
 from .corpus.batches import Batches
 from .corpus.shards import Shard, shakespeare
 from .experts.mixture import ROUTERS, Experts
-from .machine import fast, speed, timing
+from .machine import fast, gpus, speed, timing
 from .machine.words import flag
 from .model import PRESETS, GPT2Config
 from .plan import Plan, build
@@ -118,13 +118,11 @@ class Options:
         """
         if self.device not in DEVICES:
             raise ValueError(f"There is no device {self.device!r} here. Use auto, cpu or cuda.")
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if self.device == "cuda" and gpus < ranks:
-            raise ValueError(
-                f"--device cuda needs a GPU for each of the {ranks} ranks of this machine, and PyTorch sees {gpus}. "
-                "Use --device cpu" + (f", or a plan of at most {gpus} ranks." if gpus else ".")
-            )
-        return "cuda" if gpus >= ranks and self.device != "cpu" else "cpu"
+        lacking, found = gpus.gpus_needed(ranks), gpus.available()
+        if self.device == "cuda" and lacking:
+            fewer = f", or a plan of at most {found} ranks" if found else ""
+            raise ValueError(f"--device cuda needs {lacking}. Use --device cpu{fewer}.")
+        return "cpu" if lacking or self.device == "cpu" else "cuda"
 
     def shard(self) -> Shard:
         """The tokens to train on."""
@@ -230,13 +228,16 @@ def _check_compile(plan: Plan) -> None:
 
 def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell, saved) -> list[dict]:
     """Steps with their measurements, one entry each; evaluations and checkpoints, but not of step `saved` again."""
-    shard = options.shard()
-    train = Batches(shard, options.batch, options.sequence, options.seed, "train")
-    val = Batches(shard, options.batch, options.sequence, options.seed, "val")
+    sizes = options.shard(), options.batch, options.sequence, options.seed
+    train, val = Batches(*sizes, "train"), Batches(*sizes, "val")
     mesh, log = trainer.parallel.mesh, []
     tokens = options.batch * options.sequence
     work = speed.flops_per_token(options.the_config(), options.sequence) * tokens
-    rate = speed.matmul_rate(device=trainer.parallel.device) if mesh.rank == 0 else math.inf
+    how = {
+        "dtype": torch.bfloat16 if options.autocast else DTYPES[options.dtype],
+        "device": trainer.parallel.device,
+    }
+    rate = speed.matmul_rate(**how) if mesh.rank == 0 else math.inf
     limit, notes = rate * mesh.world.size, {"options": asdict(options)}
     if saver and mesh.rank == 0 and (folder / "options.json").exists():
         notes["options_sha256"] = digest(folder / "options.json")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from .emulate import Emulator
+from .machine import gpus
 from .machine.arguments import checked
 from .model import GPT2Config
 from .parallel.pipeline.versions import stream_of
@@ -103,14 +104,15 @@ def verify(
     length: int = 11,
     ranks: Ranks | None = None,
     depth: str = "full",
+    device: str = "cpu",
 ) -> Report:
     """Compare a plan with the serial run on live ranks (`ranks`: a running pool to use).
 
     Without a `config` the model is CONFIG, or EXPERTS for a plan with ep. `depth`: "gradients" stops after losses,
     gradients and their norm; "steps" adds two updates by AdamW; "full" five by SGD and five by AdamW; "muon" three by
-    Muon and AdamW.
+    Muon and AdamW. With device "cuda" the plan runs on GPUs over NCCL; the serial run stays on the CPU.
 
-    Raises ValueError, before any process starts, when the plan cannot run this model.
+    Raises ValueError, before any process starts, when the plan cannot run this model, or not on this device.
     """
     if depth not in DEPTHS:
         raise ValueError(f"depth={depth!r} is unknown. Use one of {', '.join(DEPTHS)}.")
@@ -119,12 +121,16 @@ def verify(
     plan.check(config, rows, length)
     for recipe, _ in DEPTHS[depth]:
         recipe.check(plan)
+    job = plan, config, rows, length, depth
+    if device != "cpu" and (lacking := gpus.gpus_needed(plan.world)):
+        raise ValueError(f"device={device!r} needs {lacking}. Use cpu.")
     if ranks is not None:
-        found = ranks.run(compare, plan, config, rows, length, depth)
+        found = ranks.run(compare, *job, device=device)
     elif plan.world == 1:
-        found = [compare(0, 1, plan, config, rows, length, depth)]
+        found = [compare(0, 1, *job, device=device)]
     else:
-        found = launch(compare, plan, config, rows, length, depth, ranks=plan.world)
+        backend = "nccl" if device == "cuda" else None
+        found = launch(compare, *job, device=device, ranks=plan.world, backend=backend)
     return Report(plan, worst(found))
 
 
@@ -144,6 +150,7 @@ def compare(
     depth: str = "full",
     serial: Serial | None = None,
     default: torch.dtype = torch.float32,
+    device: str = "cpu",
 ) -> list[Claim]:
     """What one rank finds when it runs the plan together with the others and the serial model alone.
 
@@ -154,7 +161,7 @@ def compare(
         if not plan.asynchronous:
             serial = serial or serial_run(config, rows, length, depth)
         mesh, start = Mesh(**plan.axes), example_weights(config)
-        parallel = build(plan, config, mesh, torch.float64)
+        parallel = build(plan, config, mesh, torch.float64, device=device)
         initial = serial_start(config) if plan.asynchronous else serial.initial
         claims = [_claim("initial weights", parallel.weights(), initial, rank)]
         if plan.asynchronous:
@@ -233,7 +240,7 @@ def _owners(parallel, start: dict) -> Claim:
 
 def _claim(name: str, mine: dict, serial: dict, rank: int) -> Claim:
     """The largest relative error over the tensors this rank holds: max |a - b| / max |b|, tensor by tensor."""
-    errors = {n: relative_error(t, serial[n]) for n, t in mine.items()}
+    errors = {n: relative_error(t.cpu(), serial[n]) for n, t in mine.items()}
     worst = max(errors, key=lambda n: errors[n] if errors[n] == errors[n] else float("inf"))
     return Claim(name, errors[worst], worst, rank)
 

@@ -182,8 +182,11 @@ ROWS = [
 SLOW_ROWS = [*read("context", SLOW), *composed("three and four axes", (*TRIPLES, *ALL))]
 
 
-def rows() -> list[Row]:
-    """The rows to run. Numbers are made above the transport, so over gloo one row of each kind, with two updates."""
-    if os.environ.get("GPT2LAB_BACKEND") != "gloo":
-        return ROWS
+def one_of_each_kind() -> list[Row]:
+    """What runs over the other transports, as numbers are made above them: one row of each kind, with two updates."""
     return [replace(row, depth="steps") for row in ROWS if row.depth == "full"]
+
+
+def rows() -> list[Row]:
+    """The rows to run."""
+    return one_of_each_kind() if os.environ.get("GPT2LAB_BACKEND") == "gloo" else ROWS

@@ -111,8 +111,9 @@ def mutants() -> int:
 
 
 def gpu() -> int:
-    """What needs GPUs."""
-    return pytest("tests/test_devices.py", "tests/test_gpu.py", "-rs", marks="gpu")
+    """What needs GPUs. More ranks than GPUs share them, where NCCL can."""
+    share = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    return pytest("tests/test_devices.py", "tests/test_gpu.py", "-rs", marks="gpu", **share)
 
 
 # Updates of nano that a part may take when nothing rotates. Raise one only with a reason.

@@ -87,7 +87,9 @@ ON_GPU = SimpleNamespace(is_cuda=True)
 
 
 def summed(start, result=ON_GPU) -> Call:
-    return Call("all_reduce", AXIS, "", lambda **_: start(), result, cost=(8, 1))
+    """A sum as torch makes it: only with async_op it gives its Work, else it waits for it."""
+    begin = lambda group, async_op: start() if async_op else start().wait()
+    return Call("all_reduce", AXIS, "", begin, result, cost=(8, 1))
 
 
 def message(start, result=ON_GPU) -> Call:
@@ -153,6 +155,13 @@ def test_a_call_that_hangs_on_the_gpu_stays_on_the_board_until_it_is_over(gpu, m
     assert board.shown == "" and not unfinished.calls
 
 
+def test_mutant_that_lets_torch_wait_for_a_call_hides_that_it_hangs(gpu, monkeypatch):
+    board = Board(monkeypatch)
+    with rewritten(perform, "async_op or on_gpu", "async_op"):
+        perform(summed(lambda: gpu.work(5.0)))
+    assert board.shown == ""
+
+
 def wait_until(true, seconds=10.0):
     end = time.monotonic() + seconds
     while not true():
@@ -193,7 +202,7 @@ def test_a_call_on_the_cpu_never_asks_for_an_event(result, monkeypatch):
 
 MUTANTS = {
     "the host's time is taken": (Handle.join, "self._now()", "time.perf_counter()"),
-    "a callback on the GPU": (perform, "handle._now is not DeviceTime", "True"),
+    "a callback on the GPU": (perform, "not on_gpu", "True"),
     "the first of several tensors is not looked at": (Handle.__init__, "result[0] if", "result if"),
     "the host waits at once": (DeviceTime.__init__, "self._event.record()", "self._event.record(), float(self)"),
     "seconds are milliseconds": (DeviceTime.__float__, "/ 1e3", ""),

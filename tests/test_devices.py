@@ -1,7 +1,9 @@
 """Training on GPUs: every strategy keeps to its rank's device, and who asks for GPUs that are not there hears of it."""
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from itertools import count
@@ -15,11 +17,11 @@ from planting import rewritten
 
 from gpt2lab import cli, run
 from gpt2lab.corpus.batches import Batch
-from gpt2lab.lessons.labs.gpu_paths import HOWS, PATHS
+from gpt2lab.machine import gpus
 from gpt2lab.model import PRESETS, GPT2Config
 from gpt2lab.plan import Plan, build
 from gpt2lab.processes import launchers, rank_process
-from gpt2lab.processes.launch import Ranks, launch
+from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.run import Options
@@ -89,7 +91,7 @@ def test_gpus_that_are_not_there_are_refused_in_one_sentence(monkeypatch, capsys
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert cli.main(["train", "--device", "cuda", "--plan", "dp=3", "--steps", "1", "--bench"]) != 0
     said = capsys.readouterr().err
-    assert "--device cuda needs a GPU for each of the 3 ranks of this machine, and PyTorch sees 2." in said
+    assert "--device cuda needs a GPU for each of the 3 ranks of this machine, and PyTorch sees 2 (" in said
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,7 @@ def seconds_of_steps(monkeypatch, late: float) -> list[float]:
     monkeypatch.setattr(run, "time", clock)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", wait)
-    monkeypatch.setattr(run.speed, "matmul_rate", lambda device=None: 1.0)
+    monkeypatch.setattr(run.speed, "matmul_rate", lambda **_: 1.0)
     monkeypatch.setitem(PRESETS, "nano", GPT2Config(50257, 16, 1, 2, 8))
     options = Options(steps=2, batch=2, sequence=8, bench=True, fast=False, device="cpu")
     monkeypatch.setattr(run, "_stopped", lambda *_: False)
@@ -221,38 +223,37 @@ def test_a_gpu_trains_as_the_cpu_does(plan):
     assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-10)
 
 
-def on_a_gpu(rank, world_size, plan):
-    parallel = build(Plan.parse(plan), CONFIG, Mesh(**Plan.parse(plan).axes), torch.float64, device="cuda")
-    trainer = Trainer(parallel, Recipe(lr=1e-3))
-    return [trainer.step(example_batch(CONFIG, 7, 12)).loss for _ in range(5)]
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("plan", [plan for plan in PLANS if Plan.parse(plan).world > 1])
-def test_gpus_train_over_nccl_as_one_processor_does(plan):
-    world = Plan.parse(plan).world
-    if torch.cuda.device_count() < world:
-        pytest.skip(f"this plan needs {world} GPUs")
-    serial = Trainer(build(Plan(), CONFIG, Mesh(), torch.float64), Recipe(lr=1e-3))
-    right = [serial.step(example_batch(CONFIG, 7, 12)).loss for _ in range(5)]
-    for found in launch(on_a_gpu, plan, ranks=world, backend="nccl", echo=False, timeout=120):
-        assert found == pytest.approx(right, rel=1e-10)
-
-
 def test_more_ranks_than_gpus_are_refused_in_one_sentence(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(
-        ValueError, match="needs a GPU for each of 3 ranks, and PyTorch sees 2 here. Use 'shm'"
-    ):
+    needs = "needs a GPU for each of the 3 ranks of this machine, and PyTorch sees 2 (ranks share GPUs with NCCL 2.30"
+    with pytest.raises(ValueError, match=re.escape(needs)):
         Ranks(3, backend="nccl")
 
 
+@pytest.mark.parametrize(
+    ("said", "version", "used"),
+    [("1", (2, 30, 4), "cuda"), ("1", (2, 29, 7), "cpu"), ("0", (2, 30, 4), "cpu")],
+)
+def test_ranks_share_gpus_where_nccl_can_and_is_told_so(said, version, used, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(gpus, "nccl_version", lambda: version)
+    monkeypatch.setenv(gpus.SHARE, said)
+    assert Options().the_device(3) == used
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: None)
+    assert [gpus.take_gpu(rank).index for rank in range(3)] == [0, 1, 0]
+
+
 def test_every_path_of_a_machine_with_gpus_names_a_test_that_is_there():
-    """The table of lesson 19; what only a GPU can show carries the mark that `make test-gpu` runs."""
-    for path in PATHS:
-        file, name = path.test.split("::")
-        before, _, body = (HERE / file).read_text().partition(f"def {name}(")
-        assert body, path
-        marked = "mark.gpu" in before.split("\n\n\n")[-1] or file == "test_gpu.py"
-        assert (path.how == HOWS[-1]) == marked and path.how in HOWS, path
+    """The table of lesson 19; what is tested on GPUs carries the mark that `make test-gpu` runs."""
+    lesson = (HERE.parent / "notebooks/src/19_beyond_one_machine.py").read_text()
+    told = ast.literal_eval(re.search(r"^TESTED = (\{.*?^\})", lesson, re.M | re.S)[1])
+    files = [(HERE / name).read_text() for name in ("test_devices.py", "test_gpu.py")]
+    for how, names in told.items():
+        for name in names.values():
+            (before,) = [text.partition(f"def {name}(")[0] for text in files if f"def {name}(" in text]
+            on_gpus = (
+                "mark.gpu" in before.split("\n\n\n")[-1] or "pytestmark = [\n    pytest.mark.gpu" in before
+            )
+            assert (how == "on GPUs") == on_gpus, name

@@ -79,7 +79,7 @@ COMMANDS = {
         [(verify, "verify", MODEL)],
         {
             "--plan": "dp=2", "--rows": "3", "--length": "5", "--layers": "1", "--heads": "1", "--dropout": "0.5",
-            "--experts": "3", "--window": "2",
+            "--experts": "3", "--window": "2", "--device": "cuda",
         },
     ),
     "plan": (

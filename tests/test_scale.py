@@ -14,7 +14,7 @@ from search_cases import ring_all_reduce
 from gpt2lab.algorithms import ALL_REDUCE as LIVE
 from gpt2lab.algorithms import hierarchical as live_hierarchical
 from gpt2lab.lessons.labs import scaling
-from gpt2lab.machine.links import Link, Network, all_reduce_time, hierarchical_time
+from gpt2lab.machine.links import Link, Network, all_reduce_time
 from gpt2lab.machine.speed import flops_per_token
 from gpt2lab.plan import Plan
 from gpt2lab.planner import published_steps as published
@@ -107,8 +107,12 @@ def test_a_full_double_tree_takes_as_long_as_its_formula_says(n, off):
 def test_a_hierarchical_sum_takes_as_long_as_its_formula_says(machines, machine):
     n, inside, rail = machines * machine, Link(1e-6, 8e9), Link(1e-5, 1e9)
     fabric = Fabric(machine, n, inside, rail, Link(1, 1))
-    found = collective("hierarchical", n, 4 * n * 100, fabric)
-    assert found.seconds == pytest.approx(hierarchical_time(n, machine, 4 * n * 100, inside, rail))
+    size = 4 * n * 100
+    found = collective("hierarchical", n, size, fabric)
+    one_way = inside.time((machine - 1) / machine * size, machine - 1)
+    assert found.seconds == pytest.approx(
+        2 * one_way + all_reduce_time("ring", machines, size / machine, rail)
+    )
     assert found.by_level["spine"] == 0
 
 

@@ -7,6 +7,7 @@ The exit status is 1 when anything differs.
     gpt2lab verify --plan dp=2
     gpt2lab verify --plan pp=2,tp=2,micro=3 --layers 6
     gpt2lab verify --plan dp=4,ep=4                    with experts, spread over the replicas
+    gpt2lab verify --plan tp=2 --device cuda           on GPUs, over NCCL
     gpt2lab verify --plan pp=4,schedule=pipedream      without a flush: against an emulator of its staleness
 """
 
@@ -28,6 +29,7 @@ OPTIONS = {
     "dropout": Setting("dropout probability", float, 0.0),
     "experts": Setting("of every second layer; 0: dense (default: 8 where the plan says ep, else 0)", int),
     "window": Setting("sliding window of the attention; without it none", within(0)),
+    "device": Setting("cpu, or cuda: GPUs, over NCCL", choices=("cpu", "cuda"), default="cpu"),
 }
 
 
@@ -41,6 +43,6 @@ def run(args) -> int:
         dense = args.experts == 0 or Plan.parse(plan).ep == 1
         experts = given or (None if dense else EXPERTS.experts)
         config = replace(CONFIG, **sizes, experts=experts)
-        reports.append(verify(plan, config, args.rows, args.length))
+        reports.append(verify(plan, config, args.rows, args.length, device=args.device))
     print("\n\n".join(report.table(exact=True) for report in reports))
     return 0 if all(r.ok for r in reports) else 1

@@ -105,17 +105,6 @@ def all_reduce_time(algorithm: str, n: int, size: float, link: Link) -> float:
     return link.time(sequential, messages)
 
 
-@checked(n=1, node=1, size=0)
-def hierarchical_time(n: int, node: int, size: float, inside: Link, between: Link) -> float:
-    """Ring reduce-scatter inside nodes, ring all-reduce of the chunks between them, ring all-gather inside."""
-    if n % node:
-        raise ValueError(
-            f"{n} ranks do not fill nodes of {node} ({n} % {node} = {n % node}). Use a divisor of {n}."
-        )
-    half = inside.time((node - 1) / node * size, node - 1) if node > 1 else 0.0
-    return 2 * half + all_reduce_time("ring", n // node, size / node, between)
-
-
 @checked(n=1)
 def crossing(n: int, link: Link, first: str = "tree", second: str = "ring") -> float:
     """The size in bytes from which `second` is faster than `first` (inf: never), for linear costs."""

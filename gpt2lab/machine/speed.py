@@ -24,12 +24,14 @@ def using_threads(count: int):
         torch.set_num_threads(before)
 
 
-def matmul_rate(size: int = 1024, seconds: float = 0.3, dtype=torch.float32, device="cpu") -> float:
+def matmul_rate(size: int = 0, seconds: float = 0.3, dtype=torch.float32, device="cpu") -> float:
     """Measured floating-point operations per second of a square matrix product, with the current number of threads.
 
-    The fastest trial counts: other processes on the same cores can only make it slower.
+    The size is by default one that fills the device: 1024, on a GPU 8192. The fastest trial counts: other processes on
+    the same cores can only make it slower.
     """
-    done = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
+    on_gpu = torch.device(device).type == "cuda"
+    done, size = torch.cuda.synchronize if on_gpu else lambda: None, size or (8192 if on_gpu else 1024)
     a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
     product = lambda: (torch.mm(a, b), done())
     product()

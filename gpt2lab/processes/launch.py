@@ -9,6 +9,7 @@ import weakref
 from numbers import Integral, Real
 
 from .. import transport
+from ..machine import gpus
 from .failure import RankFailed
 from .rank_process import kept
 
@@ -54,9 +55,8 @@ class Ranks:
         backend = backend or transport.default()
         if backend not in BACKENDS or (backend == transport.NAME and not transport.AVAILABLE):
             raise ValueError(f"backend={backend!r}: use one of {', '.join(BACKENDS)} that this system has.")
-        if backend == "nccl" and gpus() < ranks:
-            seen = f"needs a GPU for each of {ranks} ranks, and PyTorch sees {gpus() or 'none'} here"
-            raise ValueError(f"backend='nccl' {seen}. Use 'shm' or 'gloo'.")
+        if backend == "nccl" and (lacking := gpus.gpus_needed(ranks)):
+            raise ValueError(f"backend='nccl' needs {lacking}. Use 'shm' or 'gloo'.")
         self.size, self.timeout, self.echo, self.backend = int(ranks), float(timeout), echo, backend
         self._pool = None
 
@@ -121,13 +121,6 @@ class Ranks:
 
     def __exit__(self, *_) -> None:
         self.close()
-
-
-def gpus() -> int:
-    """How many GPUs of this machine PyTorch can use."""
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _pack(fn, args: tuple, kwargs: dict) -> bytes:

@@ -9,6 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from ..machine import gpus
 from . import meeting, status_board
 
 LAUNCHERS = {  # name: the variables for the global rank, the number of ranks, the rank on this machine
@@ -87,10 +88,7 @@ def process_group(here: Launched, device: str = "cpu", timeout: float = 300.0):
             f"{here.launcher} started {here.world_size} ranks, but {' and '.join(missing)} is not set. Export the "
             f"first machine's address as MASTER_ADDR and a free port as MASTER_PORT."
         )
-    backend, gpu = "gloo", None
-    if device == "cuda":
-        backend, gpu = WITH_GPUS, torch.device("cuda", here.local_rank)
-        torch.cuda.set_device(gpu)
+    backend, gpu = (WITH_GPUS, gpus.take_gpu(here.local_rank)) if device == "cuda" else ("gloo", None)
     torch.set_num_threads(_number("OMP_NUM_THREADS", 1))
     address = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
     try:

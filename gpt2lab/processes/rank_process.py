@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from .. import transport
+from ..machine import gpus
 from . import status_board
 from .orphans import ASKS_TO_END, RANKS, STACK, die_with_parent, end_children
 from .results import pack
@@ -155,9 +156,7 @@ def _join_group(rank: int, world: int, folder: str, backend: str, timeout: float
         transport.register()
     gpu = None
     if backend == "nccl":
-        gpu = torch.device("cuda", rank % torch.cuda.device_count())
-        torch.cuda.set_device(gpu)
-        backend = WITH_GPUS
+        backend, gpu = WITH_GPUS, gpus.take_gpu(rank)
     store = dist.FileStore(str(Path(folder, "store")), world)
     # longer than the parent's timeout, because the parent can explain a hang
     longest = datetime.timedelta(seconds=2 * timeout + 60)

@@ -151,11 +151,12 @@ def perform(call: Call, async_op: bool = False):
     status_board.announce(call.channel, number, f"{call.op} {call.detail}", axis.name, call.peers, agree)
     handle = Handle(call, number)
     handle.announce(blocked=not async_op)
-    handle._work = call.start(group=axis.group, async_op=async_op)
+    on_gpu = handle._now is DeviceTime  # there torch gives a Work, which tells of a hang, only for async_op
+    handle._work = call.start(group=axis.group, async_op=async_op or on_gpu)
     call.start = None  # it refers to what is sent, whose memory the backend holds as long as it needs it
     if not async_op:
         return handle.wait()
-    if call.pair is None and handle._now is not DeviceTime:
+    if call.pair is None and not on_gpu:
         # On a GPU a callback would run on a stream of the pool that the communicators use too, and hold one of them up.
         with contextlib.suppress(AttributeError, RuntimeError):  # gloo's reduce-scatter has no future
             handle._work.get_future().add_done_callback(handle.note_completion)

@@ -24,7 +24,6 @@ from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import cluster as exercises
 from gpt2lab.lessons.labs import cluster as lab
 from gpt2lab.lessons.labs import scaling
-from gpt2lab.lessons.labs.gpu_paths import PATHS
 from gpt2lab.plan import Plan, build
 from gpt2lab.planner import failures, scale
 from gpt2lab.planner import published_steps as published
@@ -746,13 +745,38 @@ show(
 # %% [markdown]
 # ## With GPUs
 #
-# The same functions; NCCL carries what lies on GPUs, one rank a GPU. Kernels are *started*, not waited for, so a
-# stopwatch must synchronise first; messages run on *streams* of their own, beside the work. `--autocast` and
-# `--compile` pay off. No GPU has run
-# this course yet: here is every path that differs, and its test. Those that wait for a GPU run with `make test-gpu`.
+# The same functions; NCCL carries what lies on GPUs, one rank a GPU. (Since NCCL 2.30 ranks may share one, slowly: with
+# `NCCL_MULTI_RANK_GPU_ENABLE=1` a single GPU is enough to try a plan.) Kernels are *started*, not waited for, so a
+# stopwatch must synchronise first; messages run on *streams* of their own, beside the work. That is also why a hang
+# is hard to see: the host of a rank that waits may be anywhere in its program, and the call stands on the board until
+# the GPU is through. Here is every path that differs, and its test; `make test-gpu` runs the last kind.
 
 # %%
-table([(p.what, p.how, f"`{p.test}`") for p in PATHS], ["path", "how it is tested", "test"])
+TESTED = {
+    "on a device without numbers": {
+        "every strategy keeps weights, batch and gradients on its device": "test_a_step_never_mixes_devices",
+        "the batch moves to the device": "test_mutant_that_forgets_to_move_the_batch_is_noticed",
+    },
+    "with a pretended number of GPUs": {
+        "each rank has one of its own, or all take the CPU": "test_each_rank_has_a_gpu_of_its_own_or_none_has",
+        "they are shared where NCCL can": "test_ranks_share_gpus_where_nccl_can_and_is_told_so",
+        "too few are refused in a sentence": "test_gpus_that_are_not_there_are_refused_in_one_sentence",
+        "Slurm says how many ranks share a machine": "test_slurm_says_how_many_ranks_share_a_machine",
+    },
+    "on GPUs": {
+        "losses equal those of the CPU in float64": "test_a_gpu_trains_as_the_cpu_does",
+        "the table of equality, over NCCL": "test_a_plan_on_gpus_equals_the_serial_run",
+        "the command, HSDP among its plans": "test_the_training_command_on_gpus_trains_as_one_process",
+        "`--autocast` and `--compile`": "test_what_is_faster_on_a_gpu_trains_almost_alike",
+        "a rank that dies": "test_a_rank_that_is_killed_among_gpus_is_named",
+        "a rank that hangs": "test_a_hang_names_the_call_that_a_gpu_is_in_although_its_host_is_elsewhere",
+        "streams and kernels in a trace": "test_pytorchs_profiler_sees_the_kernels_of_a_step",
+    },
+}
+table(
+    [(path, how, f"`{test}`") for how, tests in TESTED.items() for path, test in tests.items()],
+    ["path", "how", "test"],
+)
 
 # %%
 pool.close()

@@ -16,7 +16,6 @@ from planting import bugs, is_killed
 
 from gpt2lab import run, verify
 from gpt2lab.experts.mixture import Experts
-from gpt2lab.machine import links
 from gpt2lab.model import GPT2, Dropout, GPT2Config, Noise
 from gpt2lab.parallel import data, finish, servers, spec, tensor
 from gpt2lab.parallel.boxes import Entry
@@ -58,12 +57,6 @@ def freedom():
     x = samples[:, :2] / samples[:, 2:]
     (squares,) = np.linalg.lstsq(x, np.ones(4), rcond=None)[1]
     assert fit.fit(samples).spread == pytest.approx((squares / 2) ** 0.5)
-
-
-def hierarchical():
-    """Two nodes of two: a message each way inside, and two between, with latency alone."""
-    one, ten = links.Link(1.0, 1e12), links.Link(10.0, 1e12)
-    assert links.hierarchical_time(4, 2, 0.0, one, ten) == 2 * 1 + 2 * 10
 
 
 def stub(kind, **attributes):
@@ -241,13 +234,13 @@ SURVIVED = {
     "the group's rate is the constant":
         (Trainer._update, 'group["lr"] = rate', 'group["lr"] = self.recipe.lr', RATES),
     "validation on the training split":
-        (run._loop, 'options.seed, "val")', 'options.seed, "train")',
+        (run._loop, 'Batches(*sizes, "val")', 'Batches(*sizes, "train")',
          test_effects.test_validation_is_on_five_batches_of_the_other_split),
     "validation of one batch, five times":
         (run._loop, "val.at(i) for i in range(5)", "val.at(0) for i in range(5)",
          test_effects.test_validation_is_on_five_batches_of_the_other_split),
     "batch seed 0":
-        (run._loop, 'options.seed, "train")', '0, "train")',
+        (run._loop, 'Batches(*sizes, "train")', 'Batches(*sizes[:3], 0, "train")',
          test_effects.test_the_seed_is_that_of_weights_and_of_batches),
     "the matrices do not decay":
         (make_optimizer, '"weight_decay": recipe.weight_decay', '"weight_decay": 0.0',
@@ -285,8 +278,6 @@ SURVIVED = {
     "bubble of the idlest rank":
         (Timeline.bubble, "sum(map(self.busy, range(len(self.rows))))",
          "len(self.rows) * min(map(self.busy, range(len(self.rows))))", bubble),
-    "hierarchical one message more":
-        (links.hierarchical_time, "size, node - 1)", "size, node)", hierarchical),
     "fit with n - 1 freedom": (fit.fit, "len(x) - 2", "len(x) - 1", freedom),
     "time lost without restart": (failures.share_lost, "interval / 2 + restart", "interval / 2", lost),
 }  # fmt: skip
