@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planting import is_noticed, planted
+from planting import is_noticed, planted, under
 from torch.autograd.graph import saved_tensors_hooks
 
 from gpt2lab.benchmarks.pipeline import REASONS, RIVALS, contest
@@ -27,6 +27,7 @@ from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, default_dtype, example_batch
 from gpt2lab.schedules import NAMES, Cost, Op, Schedule, check, make, registry, simulate
 from gpt2lab.schedules.formulas import kept_for_weights, messages
+from gpt2lab.train import Trainer
 
 SMALL_FOR_V = GPT2Config(vocab_size=37, n_positions=16, n_layer=8, n_head=2, n_embd=16)
 SMALL = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=2, n_embd=16)
@@ -308,6 +309,43 @@ def test_keys_and_values_do_not_outlive_the_last_backward_of_their_micro_batch(t
 def test_with_recompute_a_pipeline_keeps_the_stages_inputs_alone(three, schedule):
     for seen, _ in three.run(watched, f"pp=3,micro=4,schedule={schedule},recompute=true"):
         assert not any(seen.saved)
+
+
+# --- what is over holds no memory, though Python's collector never comes
+
+
+def in_circles(rank, world_size, text):
+    """Shapes of the tensors that a step and an evaluation leave in circles of references."""
+    plan, batch = Plan.parse(text), example_batch(SMALL_FOR_V, 7, 11)
+    trainer = Trainer(build(plan, SMALL_FOR_V, Mesh(**plan.axes)))
+    trainer.stream([batch])
+    gc.collect()
+    gc.disable()
+    try:
+        trainer.stream([batch])
+        trainer.evaluate([batch])
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        return [tuple(t.shape) for t in gc.garbage if isinstance(t, torch.Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+KINDS = ["pp=2,micro=3", "pp=2,micro=3,schedule=zb_v", "pp=2,schedule=pipedream", "dp=2,zero=3", "tp=2,sp=on"]
+
+
+@pytest.mark.parametrize("text", [*KINDS, "cp=2,exchange=ring"])
+def test_what_a_step_has_held_goes_with_it(pools, text):
+    assert pools[2].run(in_circles, text) == [[], []]
+
+
+CIRCLE = PipelineStep.__init__, "*inputs", "self.units, self.model, self.number"
+
+
+def test_mutant_whose_messages_refer_to_their_step_outlives_it(pools):
+    assert any(pools[2].run(under(CIRCLE, in_circles), KINDS[0]))
 
 
 # --- a new schedule is a generator and a line of the registry, as CONTRIBUTING promises

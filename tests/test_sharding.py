@@ -350,7 +350,7 @@ def test_an_illegal_layout_is_refused():
 # --- beside PyTorch's DTensor
 
 
-PAIRS = 300
+PAIRS = 120
 
 
 def test_dtensor_never_sends_less_and_each_difference_has_a_reason(pools):

@@ -7,7 +7,6 @@ The tests compare every call with those of live ranks, and memory with what thei
 keeps is not in it, nor messages in shared memory.
 """
 
-import gc
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -67,7 +66,6 @@ def dry_run(
     """
     if itemsize not in DTYPES:
         raise ValueError(f"No step is run with numbers of {itemsize} bytes. Use 2, 4 or 8.")
-    gc.collect()
     with _one_rank(rank, plan.world, _evenly(config, length)) as seen:
         mesh = Mesh(**plan.axes)
         trainer = Trainer(build(plan, config, mesh, DTYPES[itemsize]), Recipe(optimizer))

@@ -32,7 +32,12 @@ class PipelineStep:
         if schedule.slices > 1:
             self.units = [u for m in micros for u in cut_columns(m, schedule.slices, engine.lengths)]
         self.number = next(self.model.parameters()).detach().new_zeros(())
-        self.mailbox = Mailbox(schedule, engine.axis, self._shaped, engine.buffers)
+        inputs = (
+            self.units,
+            self.model,
+            self.number,
+        )  # not `self`: in a circle what was sent would outlive the step
+        self.mailbox = Mailbox(schedule, engine.axis, lambda op: _shaped(op, *inputs), engine.buffers)
         # by (stage, unit), until its backward: the graph, or the stage's input alone
         self.held: dict[tuple[int, int], Work | torch.Tensor | None] = {}
         self.waiting = 0  # of those held, how many are between the halves of their backward
@@ -140,11 +145,6 @@ class PipelineStep:
         if at == (self.schedule.slices - 1 if op.kind == "F" else 0):
             self.caches.pop((op.stage, op.micro // self.schedule.slices), None)
 
-    def _shaped(self, op: Op) -> torch.Tensor:
-        """A tensor, without memory of its own, of the shape of a stage's input (b, t, C)."""
-        rows, columns = self.units[op.micro].tokens.shape
-        return self.number.expand(rows, self.model.tokens_here(columns), self.model.config.n_embd)
-
     @contextmanager
     def _timed(self, op: Op):
         """Record the operation as a span; in a paced run also sleep until its set time is over."""
@@ -154,3 +154,9 @@ class PipelineStep:
             if pace is not None:
                 end = start + pace.time(op.kind, self.schedule.position(op.stage), op.micro)
                 time.sleep(max(0.0, end - time.perf_counter()))
+
+
+def _shaped(op: Op, units: list, model, number: torch.Tensor) -> torch.Tensor:
+    """A tensor, without memory of its own, of the shape of a stage's input (b, t, C)."""
+    rows, columns = units[op.micro].tokens.shape
+    return number.expand(rows, model.tokens_here(columns), model.config.n_embd)
