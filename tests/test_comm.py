@@ -359,6 +359,14 @@ def two_messages(rank, axis, to) -> tuple[float, float]:
     return start, time.perf_counter()
 
 
+def test_messages_that_wait_for_their_time_keep_no_process_alive(monkeypatch):
+    threads = []
+    thread = lambda **how: threads.append(how) or SimpleNamespace(start=lambda: None)
+    monkeypatch.setattr(paced, "threading", SimpleNamespace(Thread=thread))
+    paced._Queue()
+    assert [how["daemon"] for how in threads] == [True]
+
+
 def test_paced_links_hold_messages_back_by_pair():
     table = paced.Network(paced.Link(0.4, 1e6), inside=paced.Link(0.001, 1e9), node=2)
 

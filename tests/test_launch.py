@@ -1,6 +1,8 @@
 """Live ranks: what goes in, what comes back, in which order, and how pools keep state."""
 
+import gc
 import linecache
+import multiprocessing
 import os
 import platform
 import subprocess
@@ -213,6 +215,12 @@ def test_every_rank_has_one_thread_and_a_ready_group(pool):
         return torch.get_num_threads(), dist.get_rank(), dist.get_world_size(), dist.get_backend()
 
     assert pool.run(describe) == [(1, rank, 3, transport.default()) for rank in range(3)]
+
+
+def test_what_the_forkserver_has_imported_is_looked_through_for_garbage_by_no_rank(pool):
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        pytest.skip("here every rank imports for itself")
+    assert all(count > 100_000 for count in pool.run(lambda rank, world: gc.get_freeze_count()))
 
 
 def test_wrong_arguments_are_refused_before_any_process_starts(monkeypatch):

@@ -88,6 +88,12 @@ def test_what_no_plan_fits_into_is_said_with_what_is_short_and_brute_force_agree
     assert found.prediction.memory <= need
 
 
+def test_a_plan_is_compared_with_one_rank_which_cannot_win():
+    assert any(
+        reason.startswith("one rank takes 3.91 times") for reason in parallelize(CONFIG, FOUR, GOAL).reasons
+    )
+
+
 def test_what_no_plan_is_fast_enough_for_is_said_too(everything):
     fastest = min(p.seconds for p in everything.values() if p.memory <= 1e9)
     with pytest.raises(

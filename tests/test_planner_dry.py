@@ -54,6 +54,10 @@ def test_zero_3_has_the_embedding_whole_at_the_loss():
     assert run("dp=4,zero=3", WORDS).parts["weights"] > 1.25 * WTE
 
 
+def test_a_stage_between_has_no_logits():
+    assert run("pp=4,micro=2", replace(CONFIG, n_layer=4), rank=1).parts["logits"] == 0
+
+
 def test_there_are_three_logits_at_the_loss():
     """The probabilities, their gradient, and that of the loss."""
     found = run("serial", WORDS)

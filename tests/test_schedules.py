@@ -365,6 +365,9 @@ def test_1f1b_is_drawn_as_text():
 
 
 def test_fractions_and_floats_are_drawn_too():
+    assert draw(simulate(make("1f1b", 2, 3), Cost(Fraction(1, 2), backward=1))) == draw(
+        simulate(make("1f1b", 2, 3), Cost(backward=2))
+    )
     assert "0F0" in draw(simulate(make("zb_v", 2, 4), Cost(0.5, 0.25, 0.3)))
     assert "7.5" in summary(simulate(make("1f1b", 2, 4), Cost(0.5, 0.5, 0.5)))
     assert draw(make("1f1b", 4, 64), width=80).splitlines()[0].endswith(" ... | holds 4")

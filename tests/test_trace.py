@@ -81,7 +81,8 @@ def test_spans_and_communication_of_live_ranks_join_on_one_clock():
 
 
 def test_chrome_trace_has_a_process_a_rank_and_microseconds(tmp_path):
-    path = trace.save_chrome(SPANS, tmp_path / "new" / "trace.json")
+    path = trace.save_chrome(SPANS, tmp_path / "new" / "folder" / "trace.json")
+    assert trace.save_chrome(SPANS, path) == path
     events = json.loads(path.read_text())["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert names == {0: "rank 0", 1: "rank 1"}

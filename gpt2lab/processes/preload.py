@@ -5,6 +5,8 @@ runs first, because the imports take seconds, in which the parent may be killed.
 first optimizer of a process imports it, which would cost every rank two seconds.
 """
 
+import gc
+
 from . import orphans
 
 orphans.exit_with_parent()
@@ -14,3 +16,6 @@ import numpy  # noqa: E402, F401
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402
 import torch.distributed  # noqa: E402, F401
+
+gc.collect()
+gc.freeze()  # no rank looks through all of this for garbage again, and copies the pages where it lies
