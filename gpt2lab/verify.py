@@ -129,8 +129,7 @@ def verify(
     elif plan.world == 1:
         found = [compare(0, 1, *job, device=device)]
     else:
-        backend = "nccl" if device == "cuda" else None
-        found = launch(compare, *job, device=device, ranks=plan.world, backend=backend)
+        found = launch(compare, *job, device=device, ranks=plan.world, backend={"cuda": "nccl"}.get(device))
     return Report(plan, worst(found))
 
 

@@ -115,3 +115,17 @@ def test_ranks_that_do_not_move_are_stuck_but_not_where_the_parent_did_not_look(
 
 def test_a_rank_that_has_no_core_is_not_stuck():
     watch(works, held=LONG_AGO)._check_progress()
+
+
+@pytest.mark.parametrize(("theirs", "waits"), [(2, False), (1, True)])
+def test_in_a_call_that_keeps_no_host_a_rank_waits_for_those_that_are_in_another(theirs, waits):
+    """So it is on GPUs: nobody counts which calls of a channel have begun."""
+    sums = lambda rank, number: [Activity(rank, time.monotonic(), 1, "all_reduce", "dp", (1 - rank,), number)]
+    said = deadlock.states(Records(sums(0, 2), sums(1, theirs)), [0, 1], (), time.monotonic())
+    assert ("for rank 1" in said[0]) == waits
+
+
+def test_a_rank_that_only_lost_a_peer_is_no_cause():
+    raised = {rank: {"time": float(rank), "lost_peer": lost} for rank, lost in enumerate([True, False])}
+    found = Watch._causes(SimpleNamespace(raised=raised, suspects={2: {"time": 2.0}}, dead={3: 3.0}))
+    assert found == {1: 1.0, 2: 2.0, 3: 3.0}

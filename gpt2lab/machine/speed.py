@@ -10,7 +10,7 @@ import torch
 
 from ..model import GPT2Config
 from .arguments import checked
-from .timing import stopwatch
+from .timing import finish_devices, stopwatch
 
 
 @contextmanager
@@ -30,10 +30,9 @@ def matmul_rate(size: int = 0, seconds: float = 0.3, dtype=torch.float32, device
     The size is by default one that fills the device: 1024, on a GPU 8192. The fastest trial counts: other processes on
     the same cores can only make it slower.
     """
-    on_gpu = torch.device(device).type == "cuda"
-    done, size = torch.cuda.synchronize if on_gpu else lambda: None, size or (8192 if on_gpu else 1024)
+    size = size or (8192 if torch.device(device).type == "cuda" else 1024)
     a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
-    product = lambda: (torch.mm(a, b), done())
+    product = lambda: (torch.mm(a, b), finish_devices())
     product()
     times, begin = [], time.perf_counter()
     while time.perf_counter() - begin < seconds:

@@ -17,5 +17,4 @@ import torch  # noqa: E402
 import torch._dynamo  # noqa: E402
 import torch.distributed  # noqa: E402, F401
 
-gc.collect()
 gc.freeze()  # no rank looks through all of this for garbage again, and copies the pages where it lies

@@ -1,5 +1,6 @@
 """Bytes inside a node and between nodes, and the time that they take, from the log of calls."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from ..machine.links import Network
@@ -21,11 +22,7 @@ def by_class(log: Iterable[Event], rank: int, node: int | Sequence[int]) -> dict
 
 def total(found: Iterable[dict]) -> dict[tuple[str, str], int]:
     """The sum of all ranks' bytes, by (axis, class)."""
-    sums: dict[tuple[str, str], int] = {}
-    for mine in found:
-        for key, size in mine.items():
-            sums[key] = sums.get(key, 0) + size
-    return sums
+    return sum(map(Counter, found), Counter())
 
 
 def price(log: Iterable[Event], rank: int, network: Network) -> float:

@@ -192,7 +192,7 @@ def _by_factor(option: Option, rule: Rule, inputs: list, out: list) -> list[Opti
     halos = tuple((n, position(inputs[n], d, 0)) for n, d in option.halos)
     return [
         Option(
-            option.index if count == 1 else f"{option.index}.{n}",
+            option.index,
             tuple(position(dims, at, n) for dims, at in zip(inputs, option.inputs, strict=True)),
             position(out, option.output, n),
             halos=halos,

@@ -32,11 +32,7 @@ class PipelineStep:
         if schedule.slices > 1:
             self.units = [u for m in micros for u in cut_columns(m, schedule.slices, engine.lengths)]
         self.number = next(self.model.parameters()).detach().new_zeros(())
-        inputs = (
-            self.units,
-            self.model,
-            self.number,
-        )  # not `self`: in a circle what was sent would outlive the step
+        inputs = self.units, self.model, self.number  # no `self`: in a circle what is sent outlives the step
         self.mailbox = Mailbox(schedule, engine.axis, lambda op: _shaped(op, *inputs), engine.buffers)
         # by (stage, unit), until its backward: the graph, or the stage's input alone
         self.held: dict[tuple[int, int], Work | torch.Tensor | None] = {}
