@@ -153,8 +153,7 @@ def compare(
 ) -> list[Claim]:
     """What one rank finds when it runs the plan together with the others and the serial model alone.
 
-    `serial` is what `serial_run` gave before for the same model, batch and depth; `default` is torch's default dtype
-    meanwhile.
+    `serial`: what `serial_run` gave for this model, batch and depth; `default`: torch's default dtype meanwhile.
     """
     with default_dtype(default):
         if not plan.asynchronous:
