@@ -37,6 +37,14 @@ def end_children(process: int) -> None:
                 os.kill(child, signal.SIGKILL)
 
 
+def process_state(process: int) -> str:
+    """The letter by which Linux tells what a process does, such as T for stopped; empty where it does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return ""
+
+
 def end_descendants(folders: str) -> None:
     """Kill the ranks whose private folder begins so, and what they have started, also if nobody is its parent any more.
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..machine.huge_pages import ask_for_huge_pages
 from .failure import own_frame, with_source
-from .orphans import ASKS_TO_END, FOLDER_PREFIX, PARENT, STACK, end_children, end_descendants
+from .orphans import ASKS_TO_END, FOLDER_PREFIX, PARENT, STACK, end_children, end_descendants, process_state
 from .rank_process import HEADER, rank_main
 from .status_board import Board
 
@@ -164,7 +164,7 @@ class Pool:
         for member in self.members:
             with contextlib.suppress(Exception):
                 end_children(member.process.pid)
-                ended |= _process_state(member.process.pid) in ("", "Z", "X")
+                ended |= process_state(member.process.pid) in ("", "Z", "X")
                 member.process.kill()
         for member in self.members:
             member.process.join(5)
@@ -192,7 +192,11 @@ class Pool:
     def stopped(self, rank: int) -> str:
         """The state of a rank that a signal has stopped, in words; empty for any other rank."""
         pid = self.members[rank].process.pid
-        return f"is stopped (SIGSTOP), process {pid}" if _process_state(pid) == "T" else ""
+        return f"is stopped (SIGSTOP), process {pid}" if process_state(pid) == "T" else ""
+
+    def is_dying(self, rank: int) -> bool:
+        """Whether the main thread of a rank has ended, and its memory or another thread is still there."""
+        return process_state(self.members[rank].process.pid) == "Z"
 
     def stack(self, rank: int) -> str:
         """Where a rank without progress is now: `is stopped (SIGSTOP)` or a line of its Python stack."""
@@ -254,13 +258,6 @@ def _room(folder: Path):
         raise OSError(
             f"{folder.parent} is full: the ranks share files there. Free some space, or set TMPDIR to another folder."
         ) from None
-
-
-def _process_state(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return ""
 
 
 def _context():

@@ -12,6 +12,7 @@ from .results import unpack
 
 GRACE = 0.15  # seconds after a failure in which another rank may still report that it failed first
 LONG_GRACE = 1.0  # the same while all reports so far are of lost peers, which is never the cause
+DYING = 60.0  # and while one that has not reported is on its way out: to give back much memory takes long
 STARTUP = 120.0  # seconds
 LOST = 255  # the exit code of a rank whose forkserver, which knew it, is gone
 AWAY = 2.0  # seconds between two looks at the ranks, after which they get their whole time again
@@ -48,11 +49,8 @@ class Watch:
         try:
             return unpack(self.results[rank])
         except (Exception, SystemExit) as error:
-            raise RankFailed(
-                f"The result of rank {rank} cannot be read here: {type(error).__name__}: {error}",
-                rank,
-                "TypeError",
-            ) from error
+            text = f"The result of rank {rank} cannot be read here: {type(error).__name__}: {error}"
+            raise RankFailed(text, rank, "TypeError") from error
 
     def _answered(self, rank: int) -> bool:
         return rank in self.results or rank in self.raised or rank in self.dead
@@ -114,8 +112,9 @@ class Watch:
 
     def _clear_enough(self) -> bool:
         waited = time.monotonic() - self.trouble
-        everyone = all(self._answered(member.rank) for member in self.pool.members)
-        return everyone or waited > LONG_GRACE or (waited > GRACE and bool(self._causes()))
+        silent = [member.rank for member in self.pool.members if not self._answered(member.rank)]
+        longest = DYING if any(map(self.pool.is_dying, silent)) else LONG_GRACE
+        return not silent or waited > longest or (waited > GRACE and bool(self._causes()))
 
     def _drain(self) -> None:
         """Show the lines that are still in the pipes, also those without a line end."""
@@ -138,13 +137,8 @@ class Watch:
         same = [r for r, other in self.raised.items() if r in causes and last(other) == last(report)]
         first = min([first, *same])
         report = self.suspects.get(first) or self.raised[first]
-        states = self._states(time.monotonic())
-        raise RankFailed(
-            f"rank {first} raised {report['ename']}\n{report['text'].rstrip()}",
-            first,
-            report["ename"],
-            states,
-        )
+        text = f"rank {first} raised {report['ename']}\n{report['text'].rstrip()}"
+        raise RankFailed(text, first, report["ename"], self._states(time.monotonic()))
 
     def _blame_dead(self, rank: int) -> None:
         process, states = self.pool.members[rank].process, self._states(time.monotonic())

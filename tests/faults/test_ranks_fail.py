@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import json
 import os
+import platform
 import random
 import re
 import shutil
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from processes import PATIENCE, needs_backend, promptly, until
 
 from gpt2lab import RankFailed, Ranks, launch, transport
-from gpt2lab.processes import rank_process, status_board
+from gpt2lab.processes import rank_process, status_board, watch
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.transport.engine import PeerLost
@@ -122,6 +123,23 @@ def test_a_rank_that_dies_is_named_not_its_innocent_peers(how, words, ename):
     assert f"rank 1 {words}" in str(error)
     if ename == "ProcessDied":
         assert "all_reduce #1 on axis 'dp'" in str(error)
+
+
+def takes_long_to_die(rank, world_size, seconds):
+    """The main thread of rank 1 ends by itself, which others see; its process is killed later."""
+    axis = Mesh(dp=world_size)["dp"]
+    comm.all_reduce(torch.ones(2), axis)
+    if rank == 1:
+        threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        ctypes.CDLL(None).syscall({"x86_64": 60}.get(platform.machine(), 93), 0)  # exit, of this thread alone
+    comm.all_reduce(torch.ones(2), axis)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="exit by its number is Linux's")
+def test_a_rank_that_takes_long_to_die_is_named_and_not_who_has_lost_it():
+    """As where the system kills one that holds much memory: to give it back takes seconds."""
+    error = failure(takes_long_to_die, 3 * watch.LONG_GRACE, ranks=2)
+    assert (error.rank, error.ename) == (1, "ProcessDied") and "rank 1 was killed by SIGKILL" in str(error)
 
 
 def fills_the_stack_of_c(rank, world_size, how):
