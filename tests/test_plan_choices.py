@@ -33,7 +33,7 @@ class NoRanks(Ranks):
     def __init__(self):
         """Without processes."""
 
-    def run(self, *_):
+    def run(self, *_, **__):
         """End the call that would have used them."""
         raise Started
 

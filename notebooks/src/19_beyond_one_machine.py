@@ -745,11 +745,10 @@ show(
 # %% [markdown]
 # ## With GPUs
 #
-# The same functions; NCCL carries what lies on GPUs, one rank a GPU. (Since NCCL 2.30 ranks may share one, slowly: with
-# `NCCL_MULTI_RANK_GPU_ENABLE=1` a single GPU is enough to try a plan.) Kernels are *started*, not waited for, so a
-# stopwatch must synchronise first; messages run on *streams* of their own, beside the work. That is also why a hang
-# is hard to see: the host of a rank that waits may be anywhere in its program, and the call stands on the board until
-# the GPU is through. Here is every path that differs, and its test; `make test-gpu` runs the last kind.
+# The same functions; NCCL carries what lies on GPUs, one rank a GPU (from 2.30 on ranks may share one:
+# `NCCL_MULTI_RANK_GPU_ENABLE=1`). Kernels are *started*, not waited for: a stopwatch must synchronise first, and the
+# host of a waiting rank may be anywhere in its program. Messages run on *streams* of their own. Here is every path
+# that differs, with its test (`make test-gpu` runs the last kind).
 
 # %%
 TESTED = {
