@@ -69,8 +69,8 @@ C, D = exchanges.apply_context, _data
 def build_in(order):
     """The bug "strategies are applied in this order", for `planted`."""
 
-    def build(plan, config, mesh, dtype, seed=0):
-        model = GPT2(config, seed).to(dtype)
+    def build(plan, config, mesh, dtype, seed=0, device="cpu"):
+        model = GPT2(config, seed).to(device, dtype)
         wanted = {P: plan.pp > 1, T: plan.tp > 1, S: plan.sp, C: plan.cp > 1, D: True}
         made = {apply: apply(model, mesh, plan) for apply in order if wanted[apply]}
         specs = {name: of(p) for name, p in model.named_parameters()}
