@@ -233,11 +233,8 @@ def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell, 
     mesh, log = trainer.parallel.mesh, []
     tokens = options.batch * options.sequence
     work = speed.flops_per_token(options.the_config(), options.sequence) * tokens
-    how = {
-        "dtype": torch.bfloat16 if options.autocast else DTYPES[options.dtype],
-        "device": trainer.parallel.device,
-    }
-    rate = speed.matmul_rate(**how) if mesh.rank == 0 else math.inf
+    kind = torch.bfloat16 if options.autocast else DTYPES[options.dtype]
+    rate = speed.matmul_rate(dtype=kind, device=trainer.parallel.device) if mesh.rank == 0 else math.inf
     limit, notes = rate * mesh.world.size, {"options": asdict(options)}
     if saver and mesh.rank == 0 and (folder / "options.json").exists():
         notes["options_sha256"] = digest(folder / "options.json")

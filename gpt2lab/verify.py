@@ -129,7 +129,8 @@ def verify(
     elif plan.world == 1:
         found = [compare(0, 1, *job, device=device)]
     else:
-        found = launch(compare, *job, device=device, ranks=plan.world, backend={"cuda": "nccl"}.get(device))
+        backend = "nccl" if device == "cuda" else None
+        found = launch(compare, *job, device=device, ranks=plan.world, backend=backend)
     return Report(plan, worst(found))
 
 

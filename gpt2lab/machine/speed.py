@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from ..model import GPT2Config
+from . import gpus
 from .arguments import checked
 from .timing import finish_devices, stopwatch
 
@@ -73,8 +74,8 @@ def machine() -> dict[str, str]:
     """This machine: processor, cores, memory, torch, and the devices and features that torch can use."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30 if hasattr(os, "sysconf") else 0
     cuda = "none"
-    if torch.cuda.is_available():
-        cuda = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    if found := gpus.available():
+        cuda = f"{found} x {torch.cuda.get_device_name()}"
     slow = "emulated: --autocast is slower than float32"
     return {
         "system": f"{platform.system()} {platform.machine()}, Python {platform.python_version()}",
