@@ -413,12 +413,12 @@ SOON = {  # question: (command line, what others chose, words of our plan, or of
     ),
     "7 billion on eight H100?": (
         "--config 7b --cluster h100x64 --ranks 8 --rows 64",
-        "IBM and PyTorch 2024, fms-fsdp: FSDP inside machines, nothing computed twice",
+        "IBM and PyTorch 2024, README of fms-fsdp: HSDP on 128 A100, two sequences a card, nothing computed twice",
         "dp=8,micro=4,zero=2,loss=chunked",
     ),
     "13 billion on 64 H100?": (
         "--config 13b --cluster h100x64 --ranks 64 --rows 512",
-        "IBM and PyTorch 2024, fms-fsdp: FSDP, one sequence a step, on 128 A100",
+        "IBM and PyTorch 2024, README of fms-fsdp: HSDP on 128 A100, one sequence a card, nothing computed twice",
         "dp=64,micro=8,zero=2,loss=chunked",
     ),
     "70 billion on eight V100 of 16 GB?": (
@@ -445,22 +445,24 @@ LATER = {
     ),
     "Mixtral 8x7B on 64 H100?": (
         "--config mixtral-8x7b --cluster h100x64 --ranks 64 --rows 512 --length 4096",
-        "Mistral AI do not say; Megatron-LM's recipe has tp=1, ep=8, pp=4 (experts are not spread here)",
+        "Mistral AI do not say; megatron/core/transformer/moe/README.md has tp=1, ep=8, pp=4, interleaved, for 64 H100 "
+        "(of a model that is only data, experts are not spread here)",
         "dp=32,tp=2,micro=16,zero=2,sp=true",
     ),
     "BLOOM on its 384 A100 of 80 GB?": (
         "--config bloom-176b --cluster a100x64 --ranks 384 --rows 2048 --between 400gbit",
-        "BigScience 2022: pp=12, dp=8, tp=4, ZeRO-1, with recomputation",
+        "tr11-176B-ml.slurm of bigscience-workshop/bigscience: pp=12, dp=8, tp=4, recomputed; ZeRO-1 in its bfloat16",
         "pp=12,dp=8,tp=4,micro=256,zero=1,schedule=interleaved,sp=true",
     ),
     "OPT-175B on its 992 A100?": (
         "--config opt-175b --cluster a100x64 --ranks 992 --rows 992",
-        "Zhang et al. 2022, section 2.2: FSDP with tp=8, 147 TFLOP/s a card",
+        "Zhang et al. 2022, Training Efficiency: FSDP and Megatron's tensor parallelism, 147 TFLOP/s a card; tp=8 in "
+        "metaseq's projects/OPT/download_opt175b.md",
         "dp=124,tp=8,micro=4,zero=2,sp=true",
     ),
     "70 billion on 512 H100?": (
         "--config 70b --cluster h100x64 --ranks 512 --rows 1024",
-        "Touvron et al. 2023, Llama 2, do not say; IBM and PyTorch 2024: FSDP for 70B on 128 A100",
+        "Touvron et al. 2023, Llama 2, do not say; README of fms-fsdp: FSDP on 128 A100, six sequences a card, recomputed",
         "pp=8,dp=16,cp=4,micro=64,zero=1,schedule=zb_v,layout=zigzag,exchange=ring",
     ),
 }
