@@ -560,8 +560,9 @@ show(
 
 # %% [markdown]
 # The order is what a planner needs. The device of the prediction is a guess, 1 GFLOP/s and 2 ms an operator; it knows
-# nothing of two cores that four processes share. So plans that send little are faster than predicted, those that send
-# much are slower. With times measured for each operator, as FlexFlow and Alpa do, points come closer to the line.
+# nothing of two cores that four processes share. So plans that send little lie near the line, those that send much
+# are slower than predicted. With times measured for each operator, as FlexFlow and Alpa do, points come closer to
+# the line.
 
 # %% [markdown]
 # ## From a goal to a plan
