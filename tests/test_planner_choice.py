@@ -462,7 +462,7 @@ LATER = {
     ),
     "70 billion on 512 H100?": (
         "--config 70b --cluster h100x64 --ranks 512 --rows 1024",
-        "Touvron et al. 2023, Llama 2, do not say; README of fms-fsdp: FSDP on 128 A100, six sequences a card, recomputed",
+        "Touvron et al. 2023, Llama 2, do not say; fms-fsdp: FSDP on 128 A100, six sequences a card, recomputed",
         "pp=8,dp=16,cp=4,micro=64,zero=1,schedule=zb_v,layout=zigzag,exchange=ring",
     ),
 }

@@ -35,7 +35,7 @@ MORE = (
     "pp=2,dp=2,micro=3,schedule=interleaved,zero=3",
     "pp=2,dp=2,micro=4,schedule=zb_v,zero=3",
     "pp=2,dp=2,micro=4,schedule=zb_v,zero=2",
-    "pp=2,dp=2,micro=4,schedule=dualpipe,zero=3",
+    "pp=2,dp=2,micro=3,schedule=dualpipe,zero=3",
     "pp=2,dp=2,micro=4,schedule=chimera,zero=3,recompute=on",
     "pp=2,dp=2,micro=3,zero=3,data=owner",
     "pp=2,tp=2,micro=2,schedule=terapipe,recompute=on",
@@ -53,6 +53,7 @@ MORE = (
     "cp=4,exchange=triangle,layout=zigzag",
     "cp=4,exchange=qkv",
     "cp=4,exchange=kv-allreduce,recompute=on",
+    "pp=2,dp=2,micro=3,schedule=zb_v,zero=3,recompute=on",
 )
 CASES = [(c.plan, replace(c.config, dropout=0.0)) for c in PAIRS] + [(text, CONFIG) for text in MORE]
 CASES += [(c.plan, replace(c.config, dropout=0.0)) for c in WITHOUT_FLUSH if Plan.parse(c.plan).world == 4]

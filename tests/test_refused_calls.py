@@ -6,6 +6,7 @@ out of range in `test_arguments` and `test_numbers`, what users type in `test_ba
 
 from argparse import Namespace
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -41,6 +42,7 @@ from gpt2lab.ranks import trace
 from gpt2lab.ranks.mesh import Axis, Mesh
 from gpt2lab.schedules import check, from_csv, make
 from gpt2lab.schedules.asynchronous import make_stream
+from gpt2lab.schedules.registry import NAMES
 from gpt2lab.sharding import cost, operators, propagate
 from gpt2lab.sharding.capture import capture
 from gpt2lab.sharding.describe import analyse
@@ -134,7 +136,8 @@ CALLS = [
      "rank 0 holds 8 activations at its peak, but 4 were promised"),
     (lambda: make("chimaera", 4, 8), "Did you mean chimera"),
     (lambda: make("1f1b", 4, 8, chunks=2), "no option 'chunks'. It takes no options"),
-    (lambda: make("1f1b", 0, 8), "stages = 0"),
+    *[(partial(make, name, 0, 8), "stages = 0: a pipeline needs at least 1") for name in NAMES],
+    *[(partial(make, name, 4, 0), "micro-batches = 0: a pipeline needs at least 1") for name in NAMES],
     (lambda: from_csv("0X0"), "'0X0' is not an operation"),
     (lambda: from_csv("\n"), "There is no operation"),
     (lambda: make_stream("pipedream", (2, 1), 7),

@@ -203,6 +203,7 @@ def test_zero_bubble_schedules_have_their_published_idle_time(name, p, extra, f,
 def test_zb_v_has_no_bubble_where_all_times_are_equal(p, extra, t):
     timeline = simulate(make("zb_v", p, 2 * p + extra), Cost(t, t, t))
     assert timeline.span_bubble == 0 == own_idle("zb_v", p, 2 * p + extra, t, t, t)
+    assert timeline.makespan == (6 * (2 * p + extra) + p - 1) * t  # two stages of three parts each
 
 
 @pytest.mark.parametrize("name", ["dualpipe", "dualpipe_v"])

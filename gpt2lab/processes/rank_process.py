@@ -204,7 +204,7 @@ def _early_report(pipe: Connection):
     def destroy(*args, **kwargs):
         error = sys.exc_info()[1]
         if error is not None:
-            _send(pipe, _report(error, skip=1) | {"kind": "suspect"})
+            _send(pipe, _report(error) | {"kind": "suspect"})
         return real(*args, **kwargs)
 
     dist.destroy_process_group = destroy

@@ -54,11 +54,15 @@ def nothing_left():
     assert children() == []
 
 
+def work(rank, culprit):
+    if rank == culprit:
+        raise NotImplementedError(f"to do on {rank}")  # the line that must be shown
+
+
 def raise_on(rank, world_size, culprit, teardown=0.0):
     axis = Mesh(dp=world_size)["dp"]
     try:
-        if rank == culprit:
-            raise NotImplementedError(f"to do on {rank}")  # the line that must be shown
+        work(rank, culprit)  # called here
         comm.barrier(axis)
     finally:
         if teardown:
@@ -72,7 +76,7 @@ def test_a_rank_that_raises_is_named_with_its_source_line(ranks, culprit, teardo
     error = failure(raise_on, culprit, ranks=ranks, teardown=teardown)
     assert (error.rank, error.ename) == (culprit, "NotImplementedError")
     assert f"to do on {culprit}" in str(error)
-    assert "# the line that must be shown" in str(error)
+    assert "# called here" in str(error) and "# the line that must be shown" in str(error)
     assert set(error.states) == set(range(ranks))
     assert str(error).count("Traceback") == 1 and "rank_process.py" not in str(error)
 
