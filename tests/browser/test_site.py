@@ -279,6 +279,8 @@ def turned(page, address):
         assert deck.get_attribute("data-place") == f"{number} / {count}"
         assert page.evaluate("() => fits(document.querySelector('.projector'))"), f"slide {number} is cut off"
         assert page.evaluate(LAST) > 0.5, f"slide {number} of {address} is half empty"
+        small = float(page.locator(".projector > div").evaluate("slide => slide.style.zoom")) < 0.79
+        assert not small or "more rows stand on the page" in deck.inner_text(), f"slide {number} has small letters"
         yield deck
         page.keyboard.press("ArrowRight")
 
@@ -308,6 +310,25 @@ def test_what_is_short_goes_on_the_slide_of_its_neighbour(page, site):
     shown = [title.rstrip("#") for part in slides for title in part]
     assert list(dict.fromkeys(shown)) == [title for title in titles if title in shown]
     assert set(titles) - set(shown) <= {"Setup"}, "every section that shows something has a slide"
+
+
+def test_what_is_too_long_for_a_slide_goes_on_on_the_next(page, site):
+    """Two dozen rows, and a program of three functions: nothing is lost, and the letters stay large."""
+    page.set_viewport_size({"width": 1280, "height": 720})
+    page.goto(site[0] + "07_pipeline.html")
+    page.evaluate("""() => {
+        const body = document.querySelector('.cell_output tbody');
+        while (body.rows.length < 24) body.append(body.rows[0].cloneNode(true));
+        document.querySelector('.tag_slide pre').innerHTML =
+            [1, 2, 3].map((n) => `<span>def f${n}():</span>\\n` + '    pass\\n'.repeat(14)).join('\\n\\n');
+        project(); }""")
+    rows, code = 0, ""
+    for _ in range(12):
+        assert float(page.locator(".projector > div").evaluate("slide => slide.style.zoom")) >= 0.79
+        rows += page.locator(".projector tbody tr", has_text="gpt2").count()
+        code += "".join(page.locator(".projector .cell_input").all_inner_texts())
+        page.keyboard.press("ArrowRight")
+    assert rows == 24 and code.count("def f") == 3 and code.count("pass") == 42
 
 
 def test_a_long_table_ends_where_its_slide_does(page, site):

@@ -130,13 +130,45 @@ function slides(article, screen) {
         }
       }
       const announced = slide?.length > 2 && /(:|\.py)$/.test(slide.at(-1).textContent.trim());
-      slide = [heading.cloneNode(true), ...(announced ? [slide.pop()] : []), piece];
-      deck.push(slide);
+      const first = announced ? [slide.pop()] : [];
+      for (const part of parted(piece, [heading, ...first], screen)) {
+        slide = [heading.cloneNode(true), ...first.splice(0), part];
+        deck.push(slide);
+      }
       show(screen, slide);
-      shorten(piece, screen);
+      shorten(slide.at(-1), screen);
     }
   }
   return deck;
+}
+
+// A table or a program that is too long for small letters goes on on more slides, four at most.
+function parted(piece, above, screen, most = 4) {
+  show(screen, [...above.map((part) => part.cloneNode(true)), piece]);
+  if (fits(screen, SMALL)) return [piece];
+  const found = most > 1 ? halves(piece).flatMap((half) => parted(half, above.slice(0, 1), screen, most / 2)) : [];
+  return found.length > 1 && !found.includes(undefined) ? found : [most === 4 ? piece : undefined];
+}
+
+// Two copies: of a table, each with one half of the rows; of a program, cut at the blank line that is nearest to its middle.
+function halves(piece) {
+  const two = [piece.cloneNode(true), piece.cloneNode(true)];
+  const [rows, code] = ["tbody tr", "pre"].map((name) => two.map((half) => [...half.querySelectorAll(name)]));
+  const middle = Math.ceil(rows[0].length / 2);
+  if (middle > 1) two.forEach((_, n) => rows[n].forEach((row, at) => at < middle === (n === 1) && row.remove()));
+  else if (code[0].length === 1) {
+    const text = code[0][0].innerHTML;
+    const blank = [...text.matchAll(/\n\n+/g)].filter(({ index }) => {
+      const before = text.slice(0, index);
+      return before.split("<span").length === before.split("</span>").length;
+    });
+    const far = ({ index }) => Math.abs(index - text.length / 2);
+    const cut = blank.sort((a, b) => far(a) - far(b))[0];
+    if (!cut) return [];
+    code[0][0].innerHTML = text.slice(0, cut.index);
+    code[1][0].innerHTML = text.slice(cut.index + cut[0].length);
+  } else return [];
+  return two;
 }
 
 // A table that no letters make fit ends where its slide does, and says what is left out.
