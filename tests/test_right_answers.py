@@ -15,7 +15,9 @@ from gpt2lab.lessons.exercises import (
     data,
     faults,
     hardware,
+    meshes,
     pipeline,
+    placement,
     replicas,
     sharding,
     start,
@@ -74,6 +76,17 @@ def attention_by_hand(x, attn, axis):
     y = (q @ k.transpose(-1, -2) / D**0.5).masked_fill(later, -torch.inf).softmax(-1) @ v
     part = y.transpose(1, 2).flatten(2) @ attn.c_proj.weight.unflatten(1, (n, -1))[:, r].T
     return comm.reduce_from(part, axis) + attn.c_proj.bias
+
+
+def quarters(x, x_axis, y_axis):
+    """The sum over both axes: scattered over both, gathered over both."""
+    quarter = comm.reduce_scatter(comm.reduce_scatter(x, x_axis, 0), y_axis, 0)
+    return comm.all_gather(comm.all_gather(quarter, y_axis, 0), x_axis, 0)
+
+
+@pytest.mark.live
+def test_a_sum_that_is_scattered_over_both_axes():
+    assert verdict(sharding.cheaper_path, quarters) == ("PASS", "")
 
 
 @pytest.mark.live
@@ -147,7 +160,37 @@ def spread_over(sizes, machine):
     return [name for dim, name in enumerate(sizes) if (place.min(dim) != place.max(dim)).any()]
 
 
+def all_pairs(times, edges):
+    """The critical path from the longest paths between every two operators, one more operator allowed in between."""
+    n = len(times)
+    length, after = np.full((n, n), -np.inf), {edge: edge[1] for edge in edges}
+    for u, v in edges:
+        length[u, v] = times[v]
+    for k in range(n):
+        for i in range(n):
+            for j in range(n):
+                if length[i, k] + length[k, j] > length[i, j]:
+                    length[i, j], after[i, j] = length[i, k] + length[k, j], after[i, k]
+    np.fill_diagonal(length, 0)
+    i, j = np.unravel_index((length + np.array(times)[:, None]).argmax(), (n, n))
+    path = [i]
+    while path[-1] != j:
+        path.append(after[path[-1], j])
+    return times[i] + length[i, j], path
+
+
+def lines_of_ranks(axis, sizes):
+    """The groups of an axis as an array, the last group first."""
+    grid = np.arange(math.prod(sizes.values())).reshape(*sizes.values())
+    return np.moveaxis(grid, list(sizes).index(axis), -1).reshape(-1, sizes[axis])[::-1]
+
+
 RIGHT = {
+    meshes.coordinates: lambda rank, sizes: dict(
+        zip(sizes, np.unravel_index(rank, list(sizes.values())), strict=True)
+    ),
+    meshes.groups: lines_of_ranks,
+    placement.critical_path: all_pairs,
     asynchronous.version: updates_counted,
     automatic.recurrence: from_the_end,
     automatic.program_row: turned_and_doubled,
@@ -167,10 +210,10 @@ RIGHT = {
     hardware.serial_fraction: lambda S, p: (1 / S - 1 / p) / (1 - 1 / p),
     trade_off.tokens: lambda rate, bandwidth, itemsize: 2 * itemsize / bandwidth / (4 / rate),
     trade_off.unbeaten: lambda points: {
-        name
+        name: p
         for name, p in points.items()
         if not any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points.values())
-    },
+    }.keys(),
     start.traffic: lambda count, each, n: 2 * (n - 1) / n * count * each,
     data.step_bytes: lambda count, n, micro, each: 2 * (n - 1) / n * count * each,
     faults.culprit: lambda waits: max(
@@ -199,3 +242,25 @@ def test_right_answers_pass_whatever_is_drawn(task, monkeypatch):
     for number in range(6):
         monkeypatch.setenv(SEED, str(number))
         assert verdict(task, RIGHT[task]) == ("PASS", "")
+
+
+def spares(machines, each, repair, save, restart):
+    """Spares as numpy's integer, and hours as its number."""
+    broken = machines * repair / each
+    count = np.int64(np.ceil(broken + 2 * np.sqrt(broken)))
+    return count, np.sqrt(2 * save * each / (machines - count))
+
+
+PUZZLES = {
+    placement.unlike: lambda: [(0, 3, 6, 11, 14), ["slow", "slow", "fast", "fast"]],
+    automatic.staged: lambda: ((2, ("-P", "-P")), (1, ("--",)), (1, ("--",))),
+    faults.saves: lambda: np.append(np.arange(0.4, 3.8, 0.4), np.arange(4.8, 24, 1.2)),
+    cluster.spares_and_saves: spares,
+    meshes.axes: lambda: ("pp", "dp", "cp", "tp"),
+}
+
+
+@pytest.mark.parametrize("puzzle", PUZZLES, ids=["unlike", "staged", "saves", "spares", "axes"])
+def test_puzzles_take_tuples_for_lists_and_numbers_of_numpy(puzzle):
+    status, score = verdict(puzzle, PUZZLES[puzzle])
+    assert status == "PASS", score

@@ -95,7 +95,7 @@ def spreading_model(rows: dict[str, list[str]], rounds, step: int, columns: int 
 
 
 def _key(ax) -> None:
-    key = {"decided in this round": COLORS["comm"], "decided before": KNOWN, "not yet": WHOLE}
+    key = {"decided in this round": COLORS["comm"], "decided before": KNOWN, "not cut so far": WHOLE}
     ax.legend(handles=patches(key), ncols=3, loc="lower center", fontsize=8, bbox_to_anchor=(0.5, -0.02))
 
 

@@ -167,6 +167,15 @@ def coordinates(rank, sizes):
     return {axis: rank % sizes[axis]}
 
 
+# %% tags=["wrong"]
+# FAIL: (a drawn case
+# MISTAKE: Three axes, as in the examples: a fourth one is not looked at.
+def coordinates(rank, sizes):
+    inner, middle, *outer = reversed(sizes)
+    place = {inner: rank % sizes[inner], middle: rank // sizes[inner] % sizes[middle]}
+    return place | dict.fromkeys(outer, rank // sizes[inner] // sizes[middle])
+
+
 # %% tags=["exercise"]
 def groups(axis, sizes):
     """All groups of one axis, each a tuple of ranks that differ on this axis only."""
@@ -246,6 +255,15 @@ def groups(axis, sizes):
     names, grid = list(sizes), np.arange(np.prod(list(sizes.values()))).reshape(tuple(sizes.values()))
     lines = np.moveaxis(grid, names.index(axis), -1).reshape(-1, sizes[axis])
     return [tuple(map(int, line[::-1])) for line in lines]
+
+
+# %% tags=["wrong"]
+# FAIL: (a drawn case
+# MISTAKE: Groups of one rank are left out, because it talks to nobody.
+def groups(axis, sizes):
+    grid = np.arange(np.prod(list(sizes.values()))).reshape(tuple(sizes.values()))
+    lines = np.moveaxis(grid, list(sizes).index(axis), -1).reshape(-1, sizes[axis])
+    return [tuple(map(int, line)) for line in lines if len(line) > 1]
 
 
 # %% [markdown]

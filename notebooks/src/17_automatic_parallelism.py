@@ -427,7 +427,7 @@ explore(
     "Alpa's plan when nodes (orange: their border) are joined by {slow_MBps} MB/s; S, A, P: cut by rows, tokens, "
     "weights.",
     "A grid of devices and operators with letters for cuts, beside a Gantt chart",
-    posters=[{"slow_MBps": 20}, {"slow_MBps": 2000}],
+    posters=[{"slow_MBps": 20}, {"slow_MBps": 150}],
     slow_MBps=[50, 5, 20, 150, 500, 2000],
 )
 
@@ -594,7 +594,8 @@ for gib in (16, 1.5, 1, 0.5):
 explore(
     explorer.explorer,
     "simulated",
-    "{model} on {devices} devices of {memory_GB} GB, {link_GBps} GB/s between nodes, {rows} rows of {length} tokens.",
+    "{model} on {devices} devices of {memory_GB} GB, {link_GBps} GB/s between nodes, {rows} rows of {length} tokens. "
+    "Forward and backward include the sums inside layers.",
     "Four panels: plans by memory and time, bars of what binds, the mesh of ranks, and the clock of the stages",
     posters=[
         {},

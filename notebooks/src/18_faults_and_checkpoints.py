@@ -1290,7 +1290,7 @@ show(
 show_source(rectangles)
 
 # %% [markdown]
-# And as any process may read any box, one alone can write the model in the layout of Hugging Face:
+# As any process may read any box, one alone can write Hugging Face's layout:
 
 # %%
 print(lab.exported(main, run, disk.name))
@@ -1315,11 +1315,12 @@ disk.cleanup()
 #
 # - Young 1974, *A first order approximation to the optimum checkpoint interval*: the square root.
 # - Mohan et al. 2021, *CheckFreq*: saving in the background.
-# - Jiang et al. 2025, *TTrace* (arXiv:2506.09280): silent bugs found by comparing with a trusted serial run.
+# - Jiang et al. 2025, *TTrace* (arXiv:2506.09280): silent bugs found by comparing with a trusted serial run;
+#   Lu et al. 2025, *TrainVerify* (arXiv:2506.15961): by proof.
 # - Grattafiori et al. 2024, *The Llama 3 herd of models* (arXiv:2407.21783), section 3.3.4: 466 interruptions by cause.
 # - Gemini Team 2023 (arXiv:2312.11805), section 3: silent corruption every week or two, found by deterministic replay.
 # - Wang et al. 2023, *GEMINI* (doi:10.1145/3600006.3613145): who keeps whose copy.
 # - torchft 2025 (github.com/pytorch/torchft): who joins a step.
-# - PyTorch, manual of `torch.distributed.checkpoint` (2025): the same boxes and plans in a library.
+# - PyTorch, manual of `torch.distributed.checkpoint` (2025): the same boxes in a library.
 #
 # **Next**: 19 Beyond one machine. The plans are those of [15 device meshes](15_device_meshes.ipynb).

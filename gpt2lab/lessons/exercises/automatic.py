@@ -123,7 +123,8 @@ def _legal(given: ChainProblem, count: int, first: int, operator: int) -> list[s
 
 def _impossible(stages) -> dict:
     """Sentences about stages."""
-    listed = isinstance(stages, list) and all(isinstance(s, tuple) and len(s) == 2 for s in stages)
+    some = lambda x: isinstance(x, list | tuple)
+    listed = some(stages) and all(some(s) and len(s) == 2 and some(s[1]) for s in stages)
     if not listed:
         return {
             f'return a list of stages, each (devices, [cuts]) such as (2, ["-S", "-P"]); got {stages!r}': True

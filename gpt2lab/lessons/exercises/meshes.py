@@ -22,6 +22,12 @@ MESHES = (
 )
 
 
+def drawn_sizes(chance) -> dict[str, int]:
+    """The sizes of one to four axes in any order."""
+    names = chance.sample(("pp", "dp", "cp", "tp"), chance.randint(1, 4))
+    return {axis: chance.choice((1, 2, 2, 3, 4, 6)) for axis in names}
+
+
 def _place(rank: int, sizes: dict[str, int]) -> dict[str, int]:
     place = {}
     for axis, size in reversed(sizes.items()):
@@ -42,6 +48,7 @@ coordinates = Task(
     _place,
     shown=[(rank, sizes) for sizes in MESHES for rank in range(math.prod(sizes.values()))],
     what="the place of rank {} in {}",
+    drawn=lambda chance: (chance.randrange(math.prod((sizes := drawn_sizes(chance)).values())), sizes),
 )
 """Exercise: a rank's place on every axis; the sizes name the axes from the outermost to the innermost."""
 
@@ -49,6 +56,7 @@ groups = Task(
     _groups,
     shown=[(axis, sizes) for sizes in MESHES for axis in sizes],
     what="the groups of {} in {}",
+    drawn=lambda chance: (chance.choice(list(sizes := drawn_sizes(chance))), sizes),
     like=lambda got, words: sorted(list(group) for group in got),
 )
 """Exercise: all groups of one axis, each a tuple of ranks, the first on the axis first."""
@@ -106,7 +114,7 @@ def _norm_on_a_rank(axis, answer, text: str) -> tuple:
     held = parallel.sync.pieces
     before = [piece.tensor.grad.clone() for piece in held]
     comm.clear_log()
-    value = unaided(answer, __name__, "gpt2lab.train")(held, parallel.mesh)
+    value = unaided(answer, __name__, "gpt2lab.parallel.finish")(held, parallel.mesh)
     changed = not all(torch.equal(piece.tensor.grad, grad) for piece, grad in zip(held, before, strict=True))
     return None if value is None else float(value), changed, sum(e.bytes for e in comm.log)
 

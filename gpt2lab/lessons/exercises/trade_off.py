@@ -31,7 +31,7 @@ unbeaten = Task(
     shown=[(points,) for points in POINTS],
     what="{}",
     drawn=_points,
-    like=lambda found, words: found if isinstance(found, list | set | tuple) else [found],
+    like=lambda found, words: [found] if isinstance(found, str) else found,
 )
 """Exercise: the strategies that no other beats in both numbers."""
 
