@@ -49,9 +49,10 @@ FORGED = [
     {"ndarray": ["O", {"bytes": ["AAAAAAAAAAA="]}, 1]},
     {"ndarray": ["f8", {"bytes": ["AAAAAAAAAAA="]}, 10**9]},
     {"generic": ["O", {"bytes": ["AAAAAAAAAAA="]}]},
-    {"Tensor": ["torch.float64", {"bytes": ["AAAAAAAAAAA="]}, 7]},
-    {"Tensor": ["torch.float64", {"bytes": [""]}, 10**9]},
-    {"Tensor": ["object", {"bytes": ["AAAAAAAAAAA="]}, 1]},
+    {"Tensor": ["torch.float64", {"bytes": ["AAAAAAAAAAA="]}, 8, 7]},
+    {"Tensor": ["torch.float64", {"bytes": [""]}, 0, 10**9]},
+    {"Tensor": ["object", {"bytes": ["AAAAAAAAAAA="]}, 8, 1]},
+    {"Tensor": ["torch.float64", {"bytes": ["AAAAAAAAAAA="]}, "8", 1]},
     {"dtype": ["torch.nn"]},
     {"SimpleNamespace": [[1]]},
     {"function": "0"},
@@ -79,6 +80,13 @@ def same(a, b) -> bool:
 @pytest.mark.parametrize("value", PLAIN, ids=repr)
 def test_a_plain_value_comes_back_the_same(value):
     assert same(decode(json.loads(json.dumps(encode(value, refuse))), refuse), value)
+
+
+def test_a_view_keeps_as_much_in_memory_over_there():
+    whole = torch.arange(90.0)
+    for value in (whole[10:20], whole[10:20].clone(), torch.zeros(3, 4).T, whole[89::90], whole[:0]):
+        other = decode(json.loads(json.dumps(encode(value, refuse))), refuse)
+        assert same(other, value) and other.untyped_storage().nbytes() == value.untyped_storage().nbytes()
 
 
 @pytest.mark.parametrize("value", UNLIKE, ids=lambda v: type(v).__name__)

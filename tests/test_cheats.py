@@ -12,21 +12,28 @@ from gpt2lab.lessons.exercises import (
     asynchronous,
     automatic,
     cluster,
+    collectives,
     context,
+    data,
     gpt2,
+    hardware,
     meshes,
     pipeline,
     placement,
     sharding,
+    start,
     tasks,
     trade_off,
+    travelling_sum,
     verdict,
 )
 from gpt2lab.lessons.exercises.engine import SEED
 from gpt2lab.lessons.exercises.guards import closed
 from gpt2lab.lessons.exercises.watching import memories
 from gpt2lab.lessons.labs import automatic as lab
-from gpt2lab.lessons.labs import decisions
+from gpt2lab.lessons.labs import decisions, rings
+from gpt2lab.machine import timing
+from gpt2lab.model import GPT2Config
 from gpt2lab.parallel import finish
 from gpt2lab.parallel.pipeline.versions import Stash
 from gpt2lab.planner.balance import best_cut
@@ -116,7 +123,29 @@ def all_recorded(case):
     return decisions.recorded()[names[id(case)]]
 
 
+def rows_of_the_package(rank, world_size, count):
+    sizes = comm.split_sizes(count, world_size)
+    return range(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+
+
+def the_package_counts(vocab, positions, layers, width):
+    return GPT2Config(vocab_size=vocab, n_positions=positions, n_layer=layers, n_embd=width).parameters
+
+
+def the_packages_stopwatch(call, count, barrier, synchronise, clock):
+    return [end - start for start, end in timing.trials(call, count, 1, barrier, synchronise)]
+
+
 CHEATS = {
+    "the package's rows": (start.rows, rows_of_the_package, "knows the answer"),
+    "the package's count": (gpt2.parameters, the_package_counts, "knows the answer"),
+    "the package's stopwatch": (hardware.benchmark, the_packages_stopwatch, "timing.trials knows the answer"),
+    "the package's end": (hardware.together, lambda spans: timing.together([spans]), "knows the answer"),
+    "what the checker compares with": (
+        data.global_gradient,
+        lambda *given: data.global_gradient.right(*given),
+        "knows the answer",
+    ),
     "a gradient by formula": (gpt2.accumulation, by_formula, "a formula of yours"),
     "all cuts": (placement.cut, by_combinations, "you try everything"),
     "least squares": (placement.cut, least_squares, "expected 13, got 14"),
@@ -245,7 +274,45 @@ def its_receive_later(axis, source):
     return lambda x: tasks.received(axis, source)(x)
 
 
+def past_the_wire(x, wire):
+    """The sum by messages past the wire; zeros go round on it as in a ring."""
+    n, r, chunks = wire.size, wire.rank, x.tensor_split(wire.size)
+    going = [comm.isend(x, wire.axis, (r + step) % n) for step in range(1, n)]
+    total = x + sum(comm.irecv(x, wire.axis, (r + step) % n).wait() for step in range(1, n))
+    for handle in going:
+        handle.wait()
+    for s in range(2 * (n - 1)):
+        handle = wire.isend(torch.zeros_like(chunks[(r - s) % n]), r + 1)
+        wire.recv(chunks[(r - s - 1) % n], r - 1)
+        handle.wait()
+    return total
+
+
+def forged_notes(x, wire):
+    """All to all; then the notes of the wire are made those of a ring."""
+    n, r, chunks = wire.size, wire.rank, x.tensor_split(wire.size)
+    others = [p for p in range(n) if p != r]
+    going = [wire.isend(x, p) for p in others]
+    total = x + sum(wire.recv(x, p) for p in others)
+    for handle in going:
+        handle.wait()
+    sizes = [(chunks[(r - s) % n].nbytes, chunks[(r - s - 1) % n].nbytes) for s in range(2 * (n - 1))]
+    notes = [
+        [("send", (r + 1) % n, out), ("recv", (r - 1) % n, into), ("wait", s, 0)]
+        for s, (out, into) in enumerate(sizes)
+    ]
+    wire.noted[:] = [note for step in notes for note in step]
+    return total
+
+
 LIVE = {
+    "the lab's sum": (
+        travelling_sum.travelling_sum,
+        lambda *given: rings.scattered(*given),
+        "knows the answer",
+    ),
+    "messages past the wire": (collectives.ring, past_the_wire, "got ['send of 48 bytes']"),
+    "notes that were forged": (collectives.ring, forged_notes, "got ['send of 48 bytes']"),
     "another price": (pipeline.design, other_prices, "your answer replaces pipeline.COST"),
     "four rows": (
         sharding.cheaper_path,

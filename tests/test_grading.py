@@ -158,6 +158,8 @@ def test_what_a_solution_names_an_answer_may_name():
             assert named_beyond_the_solution(solution, exercise) == []
             cheat = "import gpt2lab.lessons.desk\n" + solution
             assert named_beyond_the_solution(cheat, exercise) == ["gpt2lab.lessons.desk"]
+            asks = solution + "\nfound = exercises.first.right\n"
+            assert "exercises.first" in named_beyond_the_solution(asks, exercise)
     assert found, "no solution names anything: then this shows nothing"
 
 

@@ -68,16 +68,14 @@ def graded(path: Path, lesson: Lesson, limits: Limits, hide=(), stop: threading.
         nothing = {"status": "NONE", "words": "not read", "seconds": 0.0, "apart": True}
         lost = [{"name": name} | nothing for name in names]
         return {"notes": [], "error": plain(said), "exercises": lost}
-    notes = [plain(note) for note in notes]
-    told = []
+    notes, told = [plain(note) for note in notes], []
     for i, part in enumerate(parts):
         verdicts, seconds, apart = found.get(i, ([], 0.0, True))
         said = {name: (status, words) for name, status, words in verdicts}
         for title in part.titles:
             status, words = said.get(title, LOST if part.text is not None else (part.status, part.words))
             shown = "\n".join(map(plain, words.split("\n")))
-            one = {"name": title, "status": status, "words": shown, "seconds": seconds, "apart": apart}
-            told.append(one)
+            told.append({"name": title, "status": status, "words": shown, "seconds": seconds, "apart": apart})
             if words.startswith("no end"):
                 more = f"--seconds {3 * limits.seconds:g}"
                 notes.append(f"{title}: look at this answer, it did not end; on a busy machine try {more}")

@@ -27,9 +27,8 @@ SECONDS, GIB = 20, 2.0
 
 def read_apart(path: Path, lesson: Lesson, stop: threading.Event = NEVER):
     """What `submission.read_answers` says of this file; raises Unreadable, and Stopped when `stop` is set."""
-    data = pickle.dumps((lesson, submission.notebook_bytes(path)))
     with tempfile.TemporaryFile() as given:
-        given.write(data)
+        pickle.dump((lesson, submission.notebook_bytes(path)), given)
         given.seek(0)
         process = subprocess.Popen(
             [sys.executable, "-P", *PROGRAM],

@@ -32,8 +32,8 @@ NOT_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowErro
 
 TOUCHY = {"sys.modules", "gc", "ctypes", "inspect", "exercises", "importlib", "__main__", "__import__"}
 TOUCHY |= {"eval", "exec", "setattr", "setprofile", "settrace", "os.write", "signal.signal", "check"}
-TOUCHY |= {"__globals__", "__closure__", "_getframe", "f_back", "f_locals", "tb_frame"}
-"""Names that an answer has no need of, and that could reach its own judge."""
+TOUCHY |= {"__globals__", "__closure__", "_getframe", "f_back", "f_locals", "tb_frame", "torch.distributed"}
+"""Names that an answer has no need of, and that could reach its own judge, or go past what counts."""
 
 
 class Unreadable(ValueError):
@@ -247,6 +247,8 @@ def touches(text: str) -> list[str]:
         elif isinstance(node, ast.Attribute):
             of = getattr(node.value, "id", "")
             found |= {name for name in (node.attr, f"{of}.{node.attr}") if name in TOUCHY}
+            if of == "exercises" or (of in others and re.match("_[^_]", node.attr)):
+                found.add(f"{of}.{node.attr}")
             if of in others and not isinstance(node.ctx, ast.Load):
                 found.add(f"{of}.{node.attr} =")
         elif isinstance(node, ast.Name) and node.id in TOUCHY:

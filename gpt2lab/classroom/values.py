@@ -42,14 +42,15 @@ def _array_of(name: str, data: bytes, *shape: int) -> np.ndarray:
 def _tensor(value: torch.Tensor) -> list:
     if value.requires_grad or value.grad is not None:
         raise NotPlain("a tensor that autograd follows is no plain value")
-    plain = value.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return [str(value.dtype), bytes(plain.view(torch.uint8).numpy()) if len(plain) else b"", *value.shape]
+    plain = torch.empty(value.shape, dtype=value.dtype).copy_(value).reshape(-1).view(torch.uint8)
+    return [str(value.dtype), bytes(plain.numpy()), value.untyped_storage().nbytes(), *value.shape]
 
 
-def _tensor_of(name: str, data: bytes, *shape: int) -> torch.Tensor:
-    if not data:
-        return torch.empty(0, dtype=DTYPES[name]).reshape(shape)
-    return torch.from_numpy(np.frombuffer(data, np.uint8).copy()).view(DTYPES[name]).reshape(shape)
+def _tensor_of(name: str, data: bytes, behind: int, *shape: int) -> torch.Tensor:
+    """With as many bytes of memory `behind` it, up to 64 MB: of a view more than are its own."""
+    memory = torch.zeros(max(len(data), min(behind, 2**26)), dtype=torch.uint8)
+    memory.numpy()[: len(data)] = np.frombuffer(data, np.uint8)
+    return memory[: len(data)].view(DTYPES[name]).reshape(shape)
 
 
 FORMS = {  # a class: what a value is told as (parts, which are plain values), and what makes it of them again

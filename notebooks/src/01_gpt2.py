@@ -404,7 +404,7 @@ show(
 )
 
 # %% [markdown]
-# A consequence that costs people weeks: a gradient that is wrong by a *constant factor* leaves AdamW's loss curve
+# A consequence: a gradient that is wrong by a *constant factor* leaves AdamW's loss curve
 # where it was (lesson 04 shows it). That is why we compare gradients, and steps with SGD too.
 #
 # ## Gradient accumulation
@@ -456,9 +456,9 @@ show(
 
 # %% [markdown]
 # llm.c also computes B rows and uses one. A *batch* of prompts decodes together. And in a pipeline of D stages a
-# token passes one stage after the other; with N *streams*, groups of rows that follow each other round after
-# round, a stage works on one while others hold the rest: idle max(0, (D - N) / D) of the time instead of (D - 1)
-# / D. Ranks of tensor parallelism (lesson 06) share each token. On two live ranks:
+# token passes one stage after the other; with N *streams*, groups of rows in turn, a stage works on one while others
+# hold the rest: idle max(0, (D - N) / D) of the time instead of (D - 1) / D. Ranks of tensor parallelism (lesson 06)
+# share each token. On two live ranks:
 
 # %%
 prompts = [
@@ -490,6 +490,9 @@ table(
 )
 
 # %% [markdown]
+# Here more streams are slower: a step of 4 rows takes more than half as long as one of 16, so four groups keep a
+# stage busy for longer.
+#
 # ## Files
 #
 # `huggingface.save(model, folder)` writes the Hugging Face layout. llm.c has two of its own: weights, a header of
@@ -505,8 +508,8 @@ table(lab.files(GPT2(config), small).items(), ["llm.c's files of nano", ""])
 # ## Appendix: the same step in less memory
 #
 # A *chunked loss* never holds the B T V logits: head and loss together, some tokens at a time, each chunk over the
-# last one's memory, the gradient by hand. (`gpt2lab bench step` measures this and the other switches, a fused AdamW,
-# huge pages, another library of matrix products, beside `transformers`; numbers of 16 bit come in lesson 05.)
+# last one's memory, the gradient by hand. (`gpt2lab bench step` measures this and other switches; 16-bit numbers come
+# in lesson 05.)
 
 
 # %%
@@ -883,6 +886,14 @@ def accumulate(w, micros, rows):
 def accumulate(w, micros, rows):
     for x, y in micros:
         (((x @ w - y) ** 2).sum() / 7).backward()
+
+
+# %% tags=["wrong"]
+# FAIL: backward() came to w 2 times: once for each of 1 micro-batches is enough
+# MISTAKE: Every micro-batch runs twice, with half of its loss: right, for twice the work.
+def accumulate(w, micros, rows):
+    for x, y in [*micros, *micros]:
+        (((x @ w - y) ** 2).sum() / rows / 2).backward()
 
 
 # %% tags=["wrong"]

@@ -536,15 +536,14 @@ for n in (63, 64):
 # %% [markdown]
 # On 64 ranks the ring is nowhere the fastest: Rabenseifner has its bytes in 2 log₂ n rounds. That
 # holds for powers of two; on 63 the ranks beyond 32 first hand all they have to a partner, and the ring is
-# twice as fast. A ring takes any n, and its ranks talk to two neighbours only, so it can be laid along the fast
+# twice as fast. A ring takes any n, and its ranks talk to two neighbours, so it can be laid along the fast
 # wires; partners 2, 4, 8 ... apart share wires.
 #
 # ### Fitted on this machine
 #
-# Which α and β are yours? `bench.sweep` times calls from 4 KB to 16 MB; the model is fitted to every other size,
-# and has to predict the rest. All go through the package's transport in shared memory. Where an algorithm changes
-# with the size (its `all_reduce` is one exchange, not a ring, on two ranks or up to 128 KiB), or the machine was
-# busy, a line fits badly: look at r2.
+# `bench.sweep` times calls from 4 KB to 16 MB; the model is fitted to every other size, and has to predict the rest.
+# All go through the package's transport in shared memory. Where an algorithm changes with the size (its `all_reduce`
+# is one exchange, not a ring, on two ranks or up to 128 KiB), or the machine was busy, a line fits badly: look at r2.
 
 # %% tags=["measured"]
 swept = bench.sweep([2, 4], bench.SIZES, ["all_reduce", "ring", "tree"], trials=3)
@@ -679,8 +678,9 @@ show(
 # The left ends are latency, the right ends bandwidth: for small tensors shared memory saves system calls and threads,
 # for large ones copies. It ends at the machine's edge; gloo, MPI and NCCL go beyond.
 #
-# Why compare bits? In 2026 JAX's reduce-scatter over gloo gave wrong values on one rank and no error; the suspect: a
-# buffer overwritten while it is sent ([jax#40830](https://github.com/jax-ml/jax/issues/40830)).
+# Why compare bits? JAX's reduce-scatter over gloo gave wrong values on one rank and no error; suspected: a buffer
+# overwritten while it is sent ([jax#40830](https://github.com/jax-ml/jax/issues/40830)). PyTorch's gloo misreads
+# strided tensors in a broadcast, silently ([pytorch#192920](https://github.com/pytorch/pytorch/issues/192920)).
 
 # %% [markdown]
 # ## The deadlock lab

@@ -159,7 +159,7 @@ float32 = [twenty_steps(n, 0.01, torch.float32, fused=True) for n in (1, 5)]
 print("float32, fused: equal to 1e-6:", torch.allclose(*float32, rtol=0, atol=1e-6))
 
 # %% [markdown]
-# The last line claims less: *fused* AdamW computes ends by other instructions.
+# (*Fused* AdamW computes ends by other instructions.)
 #
 # ## The three stages by hand
 #
@@ -517,7 +517,8 @@ show(
 # %% [markdown]
 # ## Exercises
 #
-# **1.** The shard of a flat stretch that `rank` owns: equal lengths on all ranks, zeros as padding at the end.
+# **1.** The shard of a flat stretch that `rank` owns: equal lengths on all ranks, zeros as padding at the end, no
+# view of the whole.
 
 
 # %% tags=["exercise"]
@@ -526,7 +527,7 @@ def shard(whole, rank, ranks):
     ### BEGIN SOLUTION
     length = -(-len(whole) // ranks)
     padded = torch.cat([whole, whole.new_zeros(length * ranks - len(whole))])
-    return padded[rank * length : (rank + 1) * length]
+    return padded[rank * length : (rank + 1) * length].clone()
     ### END SOLUTION
 
 
@@ -603,6 +604,15 @@ def shard(whole, rank, ranks):
     length = -(-len(whole) // ranks)
     padded = torch.zeros(length * ranks, dtype=torch.float32)
     padded[: len(whole)] = whole
+    return padded[rank * length : (rank + 1) * length]
+
+
+# %% tags=["wrong"]
+# FAIL: right, but a view: of 90 elements 90 stay in memory
+# MISTAKE: The shard is a slice of the whole buffer, which stays in memory behind it.
+def shard(whole, rank, ranks):
+    length = -(-len(whole) // ranks)
+    padded = torch.cat([whole, whole.new_zeros(length * ranks - len(whole))])
     return padded[rank * length : (rank + 1) * length]
 
 
@@ -692,6 +702,13 @@ def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
 # MISTAKE: Summed gradients are gathered, and every rank updates all weights: data parallelism by another name.
 def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
     return weights - rate * all_gather(reduce_scatter(gradient))
+
+
+# %% tags=["wrong"]
+# FAIL: you gather steps
+# MISTAKE: Summed gradients times the rate are gathered, and every rank updates all weights.
+def zero_step(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
+    return weights - all_gather(rate * reduce_scatter(gradient))
 
 
 # %% tags=["wrong"]

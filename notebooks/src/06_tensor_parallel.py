@@ -88,7 +88,7 @@ print("gelu of slices, joined:", torch.equal(torch.cat([F.gelu(a), F.gelu(b)]), 
 # - forward: h_r = gelu(x W1_r), y = **sum over ranks** of h_r W2_r
 # - backward: dW2_r = h_r^T dy; dh_r = dy W2_r^T; dW1_r = x^T dz_r; dx = **sum over ranks** of dz_r W1_r^T
 #
-# One sum each way. In Megatron **g** stands at the end (sum forward, nothing backward)
+# In Megatron **g** stands at the end (sum forward, nothing backward)
 # and **f** at the beginning (nothing forward, sum backward).
 
 
@@ -231,7 +231,7 @@ print(f"cut over 2 ranks       {two.run(loss_on_a_rank, True)[0]:.6f}")
 print(f"softmax over the shard {two.run(loss_on_a_rank, False)[0]:.6f}   (bug lab)")
 
 # %% [markdown]
-# By hand, both ways (the loss's forward is exercise 4):
+# By hand (the loss's forward is exercise 4):
 
 # %%
 weight, dy = torch.randn(37, 4), torch.randn(5, 4)
@@ -315,7 +315,7 @@ print("parallelize_module: output and all gradients equal serial:", two.run(pyto
 
 # %% [markdown]
 # Dropout stands after g, on replicated values: every rank must drop the *same* elements, or the replicas drift
-# apart. Where the sequence is cut (below), different tokens need *different* masks. A mask that depends on
+# apart. Where the sequence is cut, different tokens need *different* masks. A mask that depends on
 # step, row, token and channel, not on the rank, is right in both:
 
 # %%
@@ -331,8 +331,8 @@ bugs = "bias added n times", "f is missing", "g sums backward as well"
 print(*lab.noticed(two, "tp=2", config, *bugs), sep="\n")
 
 # %% [markdown]
-# "f is missing" leaves the first step's loss untouched: only gradients tell. (And `verify` starts from random biases:
-# zero ones hide the first bug.)
+# "f is missing" leaves the first step's loss untouched: only gradients tell. (`verify`'s loss is also that of later
+# steps, and it starts from random biases: zero ones hide the first bug.)
 #
 # The gradient norm is a check of its own: replicated gradients (norms, row biases) count once, slices on every rank;
 # else only clipping goes astray.
@@ -379,7 +379,7 @@ show(
 )
 
 # %% [markdown]
-# New: each rank's norms see only their own tokens, so the gradients of norms, row biases and
+# Each rank's norms see only their own tokens, so the gradients of norms, row biases and
 # positions are **partial sums**. The parameter's `Spec` says so, and the trainer sums them once a step. Forget it:
 
 # %%

@@ -280,7 +280,9 @@ def turned(page, address):
         assert page.evaluate("() => fits(document.querySelector('.projector'))"), f"slide {number} is cut off"
         assert page.evaluate(LAST) > 0.5, f"slide {number} of {address} is half empty"
         small = float(page.locator(".projector > div").evaluate("slide => slide.style.zoom")) < 0.79
-        assert not small or "more rows stand on the page" in deck.inner_text(), f"slide {number} has small letters"
+        assert not small or "more rows stand on the page" in deck.inner_text(), (
+            f"slide {number} has small letters"
+        )
         yield deck
         page.keyboard.press("ArrowRight")
 

@@ -4,8 +4,7 @@ A right sum is not enough: the bytes, messages and rounds between each two ranks
 """
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 
@@ -28,14 +27,16 @@ class Wire:
         """Start sending x to place `to`; wait for the handle before the end."""
         self.noted.append(("send", to % self.size, x.nbytes))
         number, begun = sum(kind == "send" for kind, *_ in self.noted) - 1, x.clone()
+        going = comm.isend(x, self.axis, to % self.size)
 
-        def left():
+        def wait():
+            going.wait()
             self.noted.append(("wait", number, 0))
             assert torch.equal(x, begun), (
                 f"rank {self.rank} wrote into a tensor between isend and wait: what has not left may be sent changed"
             )
 
-        return Going(comm.isend(x, self.axis, to % self.size), left)
+        return SimpleNamespace(wait=wait)
 
     def send(self, x, to: int) -> None:
         """Send x to place `to` and wait until it has left."""
@@ -45,19 +46,6 @@ class Wire:
         """Wait for a tensor of the shape of `like` from place `source`."""
         self.noted.append(("recv", source % self.size, like.nbytes))
         return comm.irecv(like, self.axis, source % self.size).wait()
-
-
-@dataclass
-class Going:
-    """A message in transit; waiting for it is recorded."""
-
-    handle: object
-    note: Callable
-
-    def wait(self) -> None:
-        """Return when it has left."""
-        self.handle.wait()
-        self.note()
 
 
 def _input(rank: int, count: int, seed: int | None = None):
@@ -70,7 +58,8 @@ def _heard(axis, answer, count: int, seed: int | None) -> tuple:
     """The result, the input afterwards, calls beside the wire, sends without a wait, and the notes of all ranks."""
     wire, x = Wire(axis), _input(axis.rank, count, seed)
     result = answer(x, wire)
-    beside = {e.op for e in comm.log} - {"send", "recv"}
+    calls = Counter(f"send of {e.bytes} bytes" if e.op == "send" else e.op for e in comm.log)
+    beside = {*calls - Counter(f"send of {size} bytes" for _, size in _sends(wire.noted))} - {"recv"}
     waited = {number for kind, number, _ in wire.noted if kind == "wait"}
     notes = comm.gather_objects(wire.noted, axis)
     return result, x, beside, len(_sends(wire.noted)) - len(waited), notes

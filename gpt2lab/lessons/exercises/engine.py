@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..environment import static
 from .differences import difference, equal, plain, returned
-from .guards import closed, unaided
+from .guards import PACKAGE, closed, unaided
 
 KNOWN = Path(__file__).with_name("known.json")
 """{lesson: {digest of what a wrong answer gives: its mistake}}, which `python -m gpt2lab.lessons.known` writes."""
@@ -45,7 +45,8 @@ class Task:
     gives is `call(answer, *arguments)`, by default `answer(*arguments)`; `like` takes (that, words of the case) and
     gives it in the form of the right answer, or raises AssertionError. Then it is compared: with `rules(it,
     *arguments)`, a table for `refuse`; with `mistakes`, sentences and wrong answers that differ in the last digits; and
-    with `right(*arguments)`. Modules in `closed` may not be called; with `keep` arguments must stay as they were given.
+    with `right(*arguments)`. Modules in `closed` may not be called, and nothing of the package by an answer that
+    is called as it is, without a `call`; with `keep` arguments must stay as they were given.
     A `brief` task, whose cases take long, is over with the first difference.
     """
 
@@ -179,7 +180,8 @@ def by_chance(trial: Callable[[random.Random], None], count: int = 25) -> None:
 def tried(task: Task, answers: tuple, words: str, given: tuple, seen: list) -> None:
     """Try an answer, which may consist of several functions, on one case; what it gave is put into `seen`."""
     mine = deepcopy(given)
-    answers = [unaided(answer, *task.closed) for answer in answers] if task.closed else answers
+    shut = task.closed or (() if task.call else (PACKAGE,))
+    answers = [unaided(answer, *shut) for answer in answers] if shut else answers
     call = partial(task.call, *answers) if task.call else answers[0]
     got = called(call, mine, words)
     want = task.right(*deepcopy(given)) if task.right else None

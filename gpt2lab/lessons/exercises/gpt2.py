@@ -101,6 +101,9 @@ def _accumulated(answer, sizes: list[int], before: int):
             "no backward() came to w: the gradient has to come from there, not from a formula of yours": (
                 not flowed
             ),
+            f"backward() came to w {len(flowed)} times: once for each of {len(micros)} micro-batches is enough": (
+                len(flowed) > len(micros)
+            ),
             f"{held.most} numbers are kept for backward at once, where the largest micro-batch needs {needed.most}: "
             "call backward() before the next micro-batch begins, or nothing is saved": held.most
             > needed.most,

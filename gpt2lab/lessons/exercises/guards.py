@@ -7,10 +7,10 @@ from functools import wraps
 from pathlib import Path
 from types import FunctionType
 
-# no_grad, and messages
-OPEN = ("torch.autograd.grad_mode", "torch.autograd.function", "torch._functorch.utils")
-
 PACKAGE = __name__.partition(".")[0]
+# no_grad, messages, the end of `closed` itself, and what asks an answer across processes
+OPEN = ("torch.autograd.grad_mode", "torch.autograd.function", "torch._functorch.utils", __name__)
+OPEN += (f"{PACKAGE}.classroom.apart", f"{PACKAGE}.classroom.peer")
 
 JUDGES = __name__.rpartition(".")[0], f"{PACKAGE}.lessons.labs"
 """Modules that judge, and those with the numbers that they judge by: nothing in them may change."""
@@ -126,7 +126,7 @@ def by_hand():
     words = (
         "autograd would give this in one call; here it is closed. Write what it does, with products and sums"
     )
-    return closed("torch.autograd", "torch._functorch", "torch._ops", words=words)
+    return closed("torch.autograd", "torch._functorch", "torch._ops", "gpt2lab.algorithms", words=words)
 
 
 @contextmanager

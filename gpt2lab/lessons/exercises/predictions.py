@@ -28,7 +28,7 @@ def _compare(guess: float | None, found, unit: str, clock: str, least: float, hi
     """Print guess, truth `found()` and score; raise AssertionError with the hint when the score is below `least`."""
     returned(guess)
     assert isinstance(guess, Real), f"a number of {unit} is asked for, not {guess!r}"
-    found = found()
+    guess, found = float(guess), found()
     points = score(guess, found)
     print(f"You say {guess:,.4g} {unit}; {clock}: {found:,.4g}. Score {points:.2f} of 1.")
     way = "small" if guess < found else "large"

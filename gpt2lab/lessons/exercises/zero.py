@@ -20,7 +20,7 @@ def _padded(flat: torch.Tensor, ranks: int) -> torch.Tensor:
     return torch.cat([flat, flat.new_zeros(each * ranks - len(flat))]).view(ranks, each)
 
 
-shard = Task(
+parts = Task(
     lambda flat, ranks: by_rank(("the shard",), [(part,) for part in _padded(flat, ranks)]),
     shown={
         f"{elements} elements, {ranks} ranks": (
@@ -30,12 +30,19 @@ shard = Task(
         for elements, ranks in ((8, 2), (6, 3), (7, 3), (10, 4), (9, 4), (2, 3))
     },
     what="a flat buffer on {1} ranks",
+    closed=("gpt2lab",),
     drawn=lambda chance: (torch.arange(1.0, chance.randint(1, 40) + 1).double(), chance.randint(1, 8)),
     call=lambda answer, flat, ranks: by_rank(
         ("the shard",), [(answer(flat.clone(), rank, ranks),) for rank in range(ranks)]
     ),
 )
-"""Exercise: the part of a flat buffer that a rank owns, padded with zeros to equal length."""
+
+
+def shard(answer) -> None:
+    """Exercise: the part of a flat buffer that a rank owns, padded with zeros to equal length, and no view."""
+    parts(answer)
+    held = torch.as_tensor(answer(torch.ones(90).double(), 4, 9)).untyped_storage().nbytes() // 8
+    assert held <= 10, f"right, but a view: of 90 elements {held} stay in memory behind a shard of 10"
 
 
 def _draw(ranks: int, each: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,9 +76,10 @@ def _stepped(answer, ranks: int, each: int, rate: float, seed: int) -> dict:
         def all_gather(mine):
             used.append("all_gather")
             assert len(mine) == each, f"all_gather wants your shard ({each} weights), got {len(mine)}"
-            assert ranks == 1 or not torch.allclose(mine, grads.sum(0)[own]), (
-                "you gather gradients, and every rank then updates all weights: gather updated weights"
-            )
+            for by, what in ((1, "gradients"), (rate, "steps"), (-rate, "steps")):
+                assert ranks == 1 or not torch.allclose(mine, by * grads.sum(0)[own]), (
+                    f"you gather {what}, and every rank then updates all weights: gather updated weights"
+                )
             return torch.cat(exchange(mine.clone()))
 
         return used, answer(start.clone(), grads[rank].clone(), rank, ranks, rate, reduce_scatter, all_gather)
