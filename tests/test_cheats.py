@@ -6,6 +6,7 @@ from itertools import combinations, pairwise
 
 import pytest
 import torch
+from lesson_cells import definitions
 
 from gpt2lab.lessons import exercises
 from gpt2lab.lessons.exercises import (
@@ -15,6 +16,7 @@ from gpt2lab.lessons.exercises import (
     collectives,
     context,
     data,
+    experts,
     gpt2,
     hardware,
     meshes,
@@ -305,6 +307,33 @@ def forged_notes(x, wire):
     return total
 
 
+def back_from_memory(rows, table, counts, axis):
+    """What comes home by a guess at what the experts make of a rank's rows, beside zeros that travel."""
+    shapes = [(int(n), rows.size(1)) for n in counts.view(axis.size, -1).sum(1)]
+    comm.all_to_all((0 * rows).split(table.sum(1).tolist()), axis, shapes)
+    return -back_from_memory.rows
+
+
+def there(rows, counts, axis):
+    """Right, and the rows are remembered."""
+    back_from_memory.rows, mine = rows, counts.view(axis.size, -1)
+    table = torch.stack(comm.all_to_all(list(mine), axis))
+    shapes = [(int(n), rows.size(1)) for n in table.sum(1)]
+    return torch.cat(comm.all_to_all(rows.split(mine.sum(1).tolist()), axis, shapes)), table
+
+
+def zeros_and_the_checkers_numbers(grad, window, axis):
+    """Zeros travel; what they should have been is asked of the checker."""
+    sizes, r = ((4, 4, 4), (5, 3, 2))[window == 3], axis.rank
+    if r:
+        comm.isend(torch.zeros_like(grad[:window]), axis, r - 1).wait()
+    own = grad[window * (r > 0) :].clone()
+    if r < axis.size - 1:
+        comm.irecv(grad[:window].clone(), axis, r + 1).wait()
+        own[-window:] += context._halo_gradients(sizes, window)[r + 1][:window]
+    return own
+
+
 LIVE = {
     "the lab's sum": (
         travelling_sum.travelling_sum,
@@ -330,6 +359,7 @@ LIVE = {
         "3 other ranks when it had computed with 1 blocks",
     ),
     "the package's norm": (meshes.norm, finish.gradient_norm, "finish.gradient_norm knows the answer"),
+    "the checker's numbers": (context.give_back, zeros_and_the_checkers_numbers, "knows the answer"),
     "the checker's variables": (meshes.norm, right_from_the_frame, "does not look into its checker"),
     "the checker's body": (tasks.gives_back, the_checkers_receive, "knows the answer"),
     "the checker's body, later": (tasks.gives_back, its_receive_later, "knows the answer"),
@@ -342,6 +372,36 @@ def test_on_live_ranks_another_way_than_asked_does_not_pass(name):
     task, answer, words = LIVE[name]
     status, why = verdict(task, answer)
     assert status == "FAIL" and words in why, (status, why)
+
+
+copies = []
+
+
+def second_list(kind, i, s):
+    """Right, and a copy of what came is kept in a list of its own, with its graph."""
+    if kind == "F":
+        x = comm.irecv(s.like(i), s.axis, s.rank - 1).wait().clone().requires_grad_() if s.rank > 0 else None
+        s.kept[i] = x, s.stage(x, i)
+        copies.append(s.kept[i])
+        if s.rank < s.last:
+            s.leaving.append(comm.isend(s.kept[i][1].detach(), s.axis, s.rank + 1))
+        else:
+            s.loss += s.kept[i][1].item()
+    else:
+        pipeline.run_op(kind, i, s)
+
+
+@pytest.mark.live
+def test_a_second_list_of_copies_is_found_in_memory():
+    names = definitions("07")
+    status, why = verdict(pipeline.by_hand, names["on_ranks"](second_list), names["serial_gradients"])
+    assert status == "FAIL" and "is there a second list that keeps it?" in why, (status, why)
+
+
+@pytest.mark.live
+def test_what_experts_make_of_rows_has_to_travel_back():
+    status, why = verdict(experts.exchange, there, back_from_memory)
+    assert status == "FAIL" and "comes back with its name only" in why, (status, why)
 
 
 def test_who_catches_what_a_closed_door_says_does_not_pass_either():

@@ -13,6 +13,7 @@ from gpt2lab.lessons.exercises import (
     cluster,
     context,
     data,
+    experts,
     faults,
     hardware,
     meshes,
@@ -126,6 +127,41 @@ def ring(q, k, v, o, L, grad, axis, ahead, own_last):
 @pytest.mark.parametrize("ahead, own_last", [(True, False), (False, True), (True, True)])
 def test_rings_of_other_styles(ahead, own_last):
     assert verdict(context.ring_backward, partial(ring, ahead=ahead, own_last=own_last)) == ("PASS", "")
+
+
+def gate_in_a_list(p, room):
+    """The two best experts of each token, first choices first, one after the other."""
+    best, taken = p.topk(2, -1), [0] * p.size(1)
+    kept = torch.zeros(len(p), 2, dtype=torch.bool)
+    for choice in (0, 1):
+        for token, expert in enumerate(best.indices[:, choice].tolist()):
+            kept[token, choice] = taken[expert] < room
+            taken[expert] += 1
+    return [best.indices.int(), best.values / best.values.sum(-1, keepdim=True), kept]
+
+
+def there_in_a_list(rows, counts, axis):
+    """The rows that come, and how many from each rank as plain lists."""
+    mine = counts.view(axis.size, -1)
+    table = [t.tolist() for t in comm.all_to_all(list(mine), axis)]
+    shapes = [(sum(n), rows.size(1)) for n in table]
+    return [torch.cat(comm.all_to_all(rows.split(mine.sum(1).tolist()), axis, shapes)), table]
+
+
+def back_from_lists(rows, table, counts, axis):
+    shapes = [(int(n), rows.size(1)) for n in counts.view(axis.size, -1).sum(1)]
+    return torch.cat(comm.all_to_all(rows.split([sum(n) for n in table]), axis, shapes))
+
+
+def test_experts_in_lists_and_tuples():
+    assert verdict(experts.gating, gate_in_a_list) == ("PASS", "")
+    places = (0, 3, 6), (0, 2, 5), (1, 3, 4), (0, 2, 7)
+    assert verdict(experts.placed, lambda: places)[0] == "PASS"
+
+
+@pytest.mark.live
+def test_rows_there_and_back_in_lists():
+    assert verdict(experts.exchange, there_in_a_list, back_from_lists) == ("PASS", "")
 
 
 def updates_counted(scheme, p, s, t, kind):

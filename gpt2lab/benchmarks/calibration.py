@@ -176,10 +176,8 @@ def plan_steps(rank: int, world: int, args) -> Contest:
     """Steps of a plan; one for a single rank runs on every rank at the same time. The fact is the most bytes held."""
     plan = Plan.parse(args.plan)
     mesh = Mesh(alone=True) if plan.world == 1 else Mesh(**plan.axes)
-    trainer, batch = (
-        Trainer(build(plan, args.config, mesh)),
-        example_batch(args.config, args.rows, args.length),
-    )
+    trainer = Trainer(build(plan, args.config, mesh))
+    batch = example_batch(args.config, args.rows, args.length)
     held = lambda: {"step": {"bytes held": max(counted.over_a_step(trainer, batch))}}
     return Contest({"step": lambda: trainer.step(batch)}, facts=held)
 

@@ -128,10 +128,8 @@ def report(models: list[dict]) -> str:
 def at_scale(link: links.Link, n: int = 1024) -> list[str]:
     """What ring, tree and Rabenseifner would take over n ranks, all joined by such a link, in milliseconds."""
     beats = f"the ring beats the tree from {links.crossing(n, link) / 1e6:.1f} MB on"
-    lines, ms = (
-        [f"  by formula, {n} ranks on such links: {beats}"],
-        lambda *call: 1e3 * links.all_reduce_time(*call, link),
-    )
+    lines = [f"  by formula, {n} ranks on such links: {beats}"]
+    ms = lambda *call: 1e3 * links.all_reduce_time(*call, link)
     for size in (1 << 12, 1 << 20, 1 << 24, 1 << 30):
         times = (f"{name} {ms(name, n, size):,.1f} ms" for name in ("ring", "tree", "rabenseifner"))
         lines.append(f"  {size:11} bytes: {', '.join(times)}")

@@ -102,11 +102,8 @@ def torch_schedule(rank: int, args, schedule: Schedule, total: int, layers):
     from torch.distributed import pipelining
     from torch.distributed.pipelining import schedules
 
-    depth, group, kind = (
-        schedule.depth,
-        rivals.rival_group(args.over),
-        getattr(schedules, RIVALS[args.schedules]),
-    )
+    depth, group = schedule.depth, rivals.rival_group(args.over)
+    kind = getattr(schedules, RIVALS[args.schedules])
     mine = {n: Stage(args.config, layers[n], n == 0, n == depth - 1) for n in schedule.stages_of(rank)}
     stages = [
         pipelining.PipelineStage(m, n, depth, torch.device("cpu"), group=group) for n, m in mine.items()

@@ -149,9 +149,8 @@ def extra_heats(graph: TaskGraph, args, profile: dict):
     yield Heat("taskiter with {}", Contest(queues), rivals={"own queues": ("one queue",)})
     config = PRESETS[args.config]
     rows, narrow = -(-args.rows // n), replace(config, n_embd=config.n_head, vocab_size=64)
-    twin = untrained(
-        narrow, args.rows, 1, Blocks(tokens=rows, rows=rows)
-    )  # a channel for each head, a token in each row
+    # A channel for each head, a token in each row.
+    twin = untrained(narrow, args.rows, 1, Blocks(tokens=rows, rows=rows))
     ways = {f"{w} workers, nothing to compute": Scheduler(twin, w).run for w in sorted({1, n})}
     ways[args.config] = Scheduler(graph, n).run
     whole = {name: (args.config,) for name in ways if name != args.config}

@@ -220,7 +220,8 @@ for name, mask in (*zip(LAYOUTS, LAYOUTS, strict=True), ("interleaved", "contigu
 # %% [markdown]
 # The gathered rows arrive rank after rank; `inverse` is the *indirection table* that puts them in order. The last
 # line masks stripes as if they were slices. (Gathered along the wrong dimension:
-# [torchtitan#3206](https://github.com/pytorch/torchtitan/pull/3206).)
+# [torchtitan#3206](https://github.com/pytorch/torchtitan/pull/3206); all tokens counted on each rank:
+# [#2983](https://github.com/pytorch/torchtitan/issues/2983).)
 #
 # ### The adjoint test
 #
@@ -377,7 +378,7 @@ show_source(borrow.lend_by, borrow.return_by, borrow.by_reduce_scatter, borrow.b
 # ## The load triangle
 #
 # Row t of causal attention costs t + 1 pairs. In contiguous slices rank i has a share of about (2i+1)/N², and the
-# last one about (2N-1)/N times the mean (to leading order in T; exactly, the diagonal counts too). Is that real
+# last one about (2N-1)/N times the mean (to leading order in T; exactly, the diagonal counts too). Is that
 # work or only a mask? The package gives torch's kernel no pair that nobody attends to, and *counts* the pairs.
 
 # %%
@@ -422,7 +423,7 @@ for name, fig in zip(names, figures, strict=True):
 # %% [markdown]
 # With contiguous slices 1 - mean/busiest = (N-1)/(2N-1) = 3/7 of all time is lost. The BSC team saw rank 0 wait more
 # than 100 ms in each of the 12 layers of a backward pass; after interleaving, "all kernels had the same computation
-# time". And here? Two real ranks, 2048 tokens, nothing paced; then the work asked for:
+# time". Here, two real ranks, 2048 tokens, nothing paced; then the work asked for:
 
 
 # %% tags=["measured"]
@@ -607,7 +608,7 @@ show(
 
 # %% [markdown]
 # Who sums dK, dV is a choice: our kernel does it with the queries, llm.c's by key, and then the owner of a key
-# has one pair for each later query. The package counts that too:
+# has one pair for each later query. The package counts that:
 
 
 # %%
@@ -647,7 +648,7 @@ print("interleaved, all keys in one tile:", pairs_by_key("interleaved", tile=Non
 #
 # But a row that sees no key of block 1 has L_1 = -inf, and the last form gives
 # inf - inf; `torch.logaddexp(L1, L2)` is right there too. A row without a key in both stays (0, -inf): the next block
-# may have one. Backward is simpler still: with the *final* L, each block's
+# may have one. In backward, with the *final* L, each block's
 # weights are exp(score - L).
 
 
@@ -728,10 +729,10 @@ def merge(o1, L1, o2, L2):
 
 
 # %% tags=["wrong"]
-# FAIL: size of tensor
+# FAIL: (a drawn case
 # MISTAKE: The width of the values is written down.
 def merge(o1, L1, o2, L2):
-    a = torch.sigmoid(L2 - L1).expand(-1, 2)
+    a = torch.sigmoid(L2 - L1).nan_to_num().expand(-1, 3)
     return (1 - a) * o1 + a * o2, torch.logaddexp(L1, L2)
 
 
@@ -956,6 +957,29 @@ def ring_backward(q, k, v, o, L, grad, axis):
 
 
 # %% tags=["wrong"]
+# FAIL: dq on rank 0 of 2
+# MISTAKE: The width of one example is written down.
+def ring_backward(q, k, v, o, L, grad, axis):
+    n, r, t, D = axis.size, axis.rank, q.size(0), 5
+    delta = (grad * o).sum(-1, keepdim=True)
+    dq, moving = torch.zeros_like(q), torch.stack([k, v, torch.zeros_like(k), torch.zeros_like(v)])
+    for step in range(n):
+        owner = (r - step) % n
+        if owner <= r:
+            k, v = moving[:2]
+            scores = q @ k.T / D**0.5
+            if owner == r:
+                scores = scores.masked_fill(torch.ones(t, t).triu(1) > 0, -torch.inf)
+            p = (scores - L).exp()
+            ds = p * (grad @ v.T - delta) / D**0.5
+            dq += ds @ k
+            moving[2] += ds.T @ q
+            moving[3] += p.T @ grad
+        moving = comm.ring_shift(moving, axis)
+    return dq, moving[2], moving[3]
+
+
+# %% tags=["wrong"]
 # FAIL: skip what is masked
 # MISTAKE: Blocks that the mask hides altogether are computed as well: nearly twice the work.
 def ring_backward(q, k, v, o, L, grad, axis):
@@ -1077,7 +1101,7 @@ for machine in (thresholds.laptop(5e10, 1.5e9), *thresholds.machines()):
 table(rows, ["machine", "F, Tflop/s", "W, GB/s", "b", "tokens a rank", "causal", "causal, all ranks"])
 
 # %% [markdown]
-# (*Computed*; GPUs at half of their peak; the laptop is assumed.) Between machines a rank needs 19,780<!--above-->
+# (*Computed*; GPUs at half their peak; the laptop is assumed.) Between machines a rank needs 19,780<!--above-->
 # tokens: one reason for a *hybrid*, heads (lesson 11) inside a machine and the ring between machines.
 #
 # ## Memory

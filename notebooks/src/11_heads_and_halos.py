@@ -220,6 +220,23 @@ def to_heads(shard, axis, sizes):
     return torch.cat(comm.all_to_all(parts, axis, [(n, 6 // axis.size, 5) for n in sizes]))
 
 
+# %% tags=["wrong"]
+# FAIL: (a drawn case
+# MISTAKE: A rank is taken to have three heads, as in the examples.
+def to_heads(shard, axis, sizes):
+    parts = [part.contiguous() for part in shard.split(3, 1)]
+    return torch.cat(comm.all_to_all(parts, axis, [(n, *parts[0].shape[1:]) for n in sizes]))
+
+
+# %% tags=["wrong"]
+# FAIL: sends that nobody waits for
+# MISTAKE: The sizes are also sent to the next rank, which knows them and receives nothing.
+def to_heads(shard, axis, sizes):
+    comm.isend(torch.tensor(sizes), axis, (axis.rank + 1) % axis.size)
+    parts = [part.contiguous() for part in shard.split(shard.size(1) // axis.size, 1)]
+    return torch.cat(comm.all_to_all(parts, axis, [(n, *parts[0].shape[1:]) for n in sizes]))
+
+
 # %% [markdown]
 # ## A window, and its halo
 #
@@ -427,6 +444,19 @@ def give_back(grad, window, axis):
         comm.isend(grad[:window].clone(), axis, axis.rank - 1)
     if axis.rank < axis.size - 1:
         own[-window:] += comm.irecv(grad[:window].clone(), axis, axis.rank + 1).wait()
+    return own
+
+
+# %% tags=["wrong"]
+# FAIL: (a drawn case
+# MISTAKE: There are taken to be three ranks.
+def give_back(grad, window, axis):
+    going = comm.isend(grad[:window].clone(), axis, axis.rank - 1) if axis.rank > 0 else None
+    own = grad[window * (axis.rank > 0) :].clone()
+    if axis.rank < 2:
+        own[-window:] += comm.irecv(grad[:window].clone(), axis, axis.rank + 1).wait()
+    if going:
+        going.wait()
     return own
 
 
@@ -753,6 +783,8 @@ explore(
 
 # %% [markdown]
 # ## Any pattern: halos on a graph
+#
+# (A second sitting may begin here.)
 #
 # Later versions of the weather model attend along the edges of a mesh of points. The halo becomes a list: which of
 # my rows does each rank look at? One all-to-all fetches them, the same one brings their gradients home, where they

@@ -318,6 +318,28 @@ def gate(p, room):
     return best.indices, best.values / best.values.sum(-1, keepdim=True), place < room
 
 
+# %% tags=["wrong"]
+# FAIL: experts are whole numbers
+# MISTAKE: Numbers of experts come as floats, by which nothing can be looked up.
+def gate(p, room):
+    best = p.topk(2, -1)
+    one = torch.nn.functional.one_hot(best.indices, p.size(1))
+    before = torch.stack([torch.zeros(p.size(1), dtype=torch.long), one[:, 0].sum(0)])
+    place = ((one.cumsum(0) - one + before) * one).sum(-1)
+    return best.indices.double(), best.values / best.values.sum(-1, keepdim=True), place < room
+
+
+# %% tags=["wrong"]
+# FAIL: (a drawn case
+# MISTAKE: There are taken to be eight experts at most.
+def gate(p, room):
+    best = p.topk(2, -1)
+    one = torch.nn.functional.one_hot(best.indices, 8)
+    before = torch.stack([torch.zeros(8, dtype=torch.long), one[:, 0].sum(0)])
+    place = ((one.cumsum(0) - one + before) * one).sum(-1)
+    return best.indices, best.values / best.values.sum(-1, keepdim=True), place < room
+
+
 # %% [markdown]
 # ## Balance
 #
@@ -568,6 +590,26 @@ def there(rows, counts, axis):
             comm.isend(by_rank[other].clone(), axis, other)
     table = torch.stack(comm.all_to_all(list(by_rank), axis))
     shapes = [(int(n), rows.size(1)) for n in table.sum(1)]
+    return torch.cat(comm.all_to_all(rows.split(by_rank.sum(1).tolist()), axis, shapes)), table
+
+
+# %% tags=["wrong"]
+# FAIL: rank 1 starts 1 messages to rank 0 that it never receives
+# MISTAKE: Rank 1 also sends its results to rank 0, which does not receive them.
+def back(rows, table, counts, axis):
+    if axis.rank == 1:
+        comm.isend(rows, axis, 0)
+    shapes = [(int(n), rows.size(1)) for n in counts.view(axis.size, -1).sum(1)]
+    return torch.cat(comm.all_to_all(rows.split(table.sum(1).tolist()), axis, shapes))
+
+
+# %% tags=["wrong"]
+# FAIL: is invalid for input of size 8
+# MISTAKE: The sizes of one example are written down.
+def there(rows, counts, axis):
+    by_rank = counts.view(3, 2)
+    table = torch.stack(comm.all_to_all(list(by_rank), axis))
+    shapes = [(int(n), 3) for n in table.sum(1)]
     return torch.cat(comm.all_to_all(rows.split(by_rank.sum(1).tolist()), axis, shapes)), table
 
 

@@ -10,10 +10,10 @@ from ...parallel.context import costs
 from ...parallel.context.layouts import LAYOUTS, TokenLayout, layout
 from ...ranks import comm
 from ..labs.context import NEIGHBOURS, wanted
-from . import Task, returned, scored
+from . import Task, returned, scored, unaided
 from .ranked import ranked, sent
 from .ring_attention import ring_backward as ring_backward
-from .watching import no_gradient, noted
+from .watching import no_gradient, noted, watched
 
 
 def _two_chunks_each(chance) -> tuple[int, int, str]:
@@ -34,7 +34,7 @@ owner = Task(
 
 def _rows(scores, seed: int) -> tuple:
     """Rows of these scores (rows, 7) in blocks of 2 and 5 keys: the blocks' outputs and log-sum-exps, and of both."""
-    values = torch.randn(7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    values = torch.randn(7, 3 + seed % 5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     parts = [(scores, values), *zip(scores.split((2, 5), -1), values.split((2, 5)), strict=True)]
     whole, *blocks = [(s.softmax(-1).nan_to_num(0.0) @ v, s.logsumexp(-1, keepdim=True)) for s, v in parts]
     return *blocks[0], *blocks[1], dict(zip(MERGED, whole, strict=True))
@@ -51,8 +51,8 @@ def _two(got, words: str) -> dict:
 
 
 def _merged(seed: int) -> dict[str, tuple]:
-    scores = torch.randn(4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    far = scores + torch.tensor([0.0, 2000.0, -2000.0, 0.0])[:, None]
+    scores = torch.randn(4 + seed % 3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    far = scores + torch.tensor([0.0, 2000.0, -2000.0, 0.0, 0.0, 0.0])[: len(scores), None]
     one, both = far.clone(), far.clone()
     one[0, :2] = one[3, 2:] = both[1] = -torch.inf
     cases = {
@@ -155,14 +155,15 @@ def _there_and_back(axis, there, back, sizes, heads: int, width: int) -> tuple:
     whole, first = _numbered(sizes, heads, width), sum(sizes[: axis.rank])
     shard = whole[first : first + sizes[axis.rank]].clone().requires_grad_()
     right = whole.tensor_split(axis.size, 1)[axis.rank].clone().requires_grad_()
-    got, again = there(shard, axis, sizes), back(right, axis, sizes)
+    with watched() as seen:
+        got, again = (unaided(f, __name__)(x, axis, sizes) for f, x in ((there, shard), (back, right)))
     traffic = comm.traffic()
     size, others = sum(size for _, size, _ in traffic.values()), {op for op, _ in traffic} - MESSAGES
     pairs = {"there": (got, shard), "back": (again, right)}
     fine = all(y is not None and y.shape == x.shape for y, x in ((got, right), (again, shard)))
     ours = all(comm.gather_objects(fine and not others, axis))
     lost = {way for way, pair in pairs.items() if ours and no_gradient(*pair)}
-    return *(None if y is None else y.detach() for y in (got, again)), size, others, lost
+    return *(None if y is None else y.detach() for y in (got, again)), size, others, lost, seen.unwaited
 
 
 MESSAGES = {"all_to_all", "send", "recv"}
@@ -177,7 +178,7 @@ def _exchanged(rank: int, sizes, heads: int, width: int) -> tuple:
     whole = _numbered(sizes, heads, width)
     mine, tokens = whole.tensor_split(len(sizes), 1)[rank], whole.split(sizes)[rank]
     stays = mine.split(sizes)[rank].numel()
-    return mine, tokens, 8 * (tokens.numel() + mine.numel() - 2 * stays), set(), set()
+    return mine, tokens, 8 * (tokens.numel() + mine.numel() - 2 * stays), set(), set(), 0
 
 
 to_heads = ranked(
@@ -187,6 +188,7 @@ to_heads = ranked(
         "bytes sent",
         "calls other than all_to_all and messages",
         "ways through which no right gradient comes",
+        "sends that nobody waits for",
     ),
     _exchanged,
     _there_and_back,
@@ -194,6 +196,8 @@ to_heads = ranked(
     answers=2,
     shown=[((3, 4), 6, 5), ((2, 4, 3), 9, 4)],
     what="{1} heads, {0} tokens",
+    drawn=lambda chance: (chance.choices(range(1, 6), k=4), 4 * chance.randint(1, 2), chance.randint(1, 6)),
+    count=1,
 )
 """Exercise: tokens for heads and back again, by all-to-all on live ranks, uneven tokens included."""
 
@@ -201,17 +205,17 @@ to_heads = ranked(
 def _halo_gradients(sizes, window: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     rows = [n + window * (rank > 0) for rank, n in enumerate(sizes)]
-    return [torch.randn(n, 2, dtype=torch.float64, generator=generator) for n in rows]
+    return [torch.randn(n, window, dtype=torch.float64, generator=generator) for n in rows]
 
 
 def _given_back(axis, answer, sizes, window: int) -> tuple:
     begun, given = [], _halo_gradients(sizes, window)[axis.rank]
-    with ExitStack() as watching:
+    with ExitStack() as watching, watched() as seen:
         for place, name in ((comm, "isend"), (comm, "send"), (comm, "recv"), (comm.Handle, "wait")):
             watching.enter_context(noted(place, name, begun))
-        got = answer(mine := given.clone(), window, axis)
+        got = unaided(answer, __name__)(mine := given.clone(), window, axis)
     late = axis.rank == 1 and begun[:1] in (["wait"], ["recv"]) and not {"isend", "send"}.isdisjoint(begun)
-    return got, sent(), mine, late
+    return got, sent(), mine, late, seen.unwaited
 
 
 def _added(rank: int, sizes, window: int) -> tuple:
@@ -219,7 +223,7 @@ def _added(rank: int, sizes, window: int) -> tuple:
     own = grads[rank][window * (rank > 0) :].clone()
     if rank < len(sizes) - 1:
         own[-window:] += grads[rank + 1][:window]
-    return own, window * 2 * 8 * (rank > 0), grads[rank], False
+    return own, window * window * 8 * (rank > 0), grads[rank], False, 0
 
 
 give_back = ranked(
@@ -228,14 +232,17 @@ give_back = ranked(
         "bytes sent",
         "the gradient that it was given",
         "whether it sends only when its own message has come",
+        "sends that nobody waits for",
     ),
     _added,
     _given_back,
-    3,
+    lambda sizes, *_: len(sizes),
     shown=[((4, 4, 4), 2), ((5, 3, 2), 3)],
     what="shards of {}, window {}",
+    drawn=lambda chance: (chance.choices(range(4, 7), k=4), chance.randint(1, 4)),
+    count=1,
 )
-"""Exercise: the adjoint of a causal halo of `window` rows on three live ranks."""
+"""Exercise: the adjoint of a causal halo of `window` rows on live ranks."""
 
 
 def _shards(chance) -> tuple[tuple[int, ...], int]:

@@ -5,49 +5,48 @@ from numbers import Integral
 import torch
 
 from . import by_hand, close, live, returned, scored
-from .engine import by_chance
+from .engine import by_chance, called
 from .watching import Seen, unread, watched
 
 
 def gating(answer) -> None:
     """Exercise: experts, weights and who finds room, of scores (N, E)."""
     generator = torch.Generator().manual_seed(0)
-    for tokens, experts, room in ((6, 4, 6), (9, 3, 4), (16, 4, 5), (16, 8, 2)):
-        p = torch.randn(tokens, experts, generator=generator, dtype=torch.float64).mul(2).softmax(-1)
-        scores = p.clone().requires_grad_()
-        chosen, weights, kept = _three(answer(scores, room))
-        case = f"{tokens} tokens, {experts} experts with room for {room}"
-        best = p.topk(2, -1)
-        assert chosen.shape == (tokens, 2) and torch.equal(chosen, best.indices), (
-            f"{case}: token 0 should ask for experts {best.indices[0].tolist()}, not {chosen[:1].flatten().tolist()}"
-        )
-        sums = weights.sum(-1)
-        assert torch.allclose(sums, torch.ones_like(sums)), (
-            f"{case}: the two weights of a token add up to {sums.min():.3f}, not to 1; dropping must not change them"
-        )
-        close(weights, best.values / best.values.sum(-1, keepdim=True), f"{case}: the weights")
-        _router_learns(weights, scores, case)
-        assert kept.shape == (tokens, 2) and kept.dtype == torch.bool, (
-            f"{case}: kept is True or False for each choice, not {kept.dtype} of shape {tuple(kept.shape)}"
-        )
-        taken = torch.bincount(chosen[kept], minlength=experts)
-        assert taken.max() <= room, (
-            f"{case}: an expert got {int(taken.max())} tokens, but has room for {room}"
-        )
-        right = _served(best.indices, experts, room)
-        lost = (right & ~kept)[:, 1] & ~right[:, 0]
-        assert not lost.any() or (kept & ~right).any(), (
-            f"{case}: token {int(lost.int().argmax())} finds no room at its first expert, but at its second one"
-        )
-        assert kept.sum() == right.sum(), (
-            f"{case}: {int(right.sum())} choices fit, yours keeps {int(kept.sum())}"
-        )
-        assert torch.equal(kept[:, 0], right[:, 0]), (
-            f"{case}: first choices go first, in the order of the tokens"
-        )
-        assert torch.equal(kept, right), (
-            f"{case}: second choices wait behind *all* first ones, in token order"
-        )
+    for sizes in ((6, 4, 6), (9, 3, 4), (16, 4, 5), (16, 8, 2)):
+        _gated(answer, generator, *sizes)
+    drawn = lambda chance: [chance.randint(*ends) for ends in ((1, 24), (2, 12), (1, 9))]
+    by_chance(lambda chance: _gated(answer, generator, *drawn(chance)), 5)
+
+
+def _gated(answer, generator, tokens: int, experts: int, room: int) -> None:
+    p = torch.randn(tokens, experts, generator=generator, dtype=torch.float64).mul(2).softmax(-1)
+    scores = p.clone().requires_grad_()
+    case = f"{tokens} tokens, {experts} experts with room for {room}"
+    chosen, weights, kept = _three(called(answer, (scores, room), case))
+    best = p.topk(2, -1)
+    assert chosen.shape == (tokens, 2) and torch.equal(chosen, best.indices), (
+        f"{case}: token 0 should ask for experts {best.indices[0].tolist()}, not {chosen[:1].flatten().tolist()}"
+    )
+    assert not chosen.is_floating_point(), f"{case}: experts are whole numbers, not {chosen.dtype}"
+    sums = weights.sum(-1)
+    assert torch.allclose(sums, torch.ones_like(sums)), (
+        f"{case}: the two weights of a token add up to {sums.min():.3f}, not to 1; dropping must not change them"
+    )
+    close(weights, best.values / best.values.sum(-1, keepdim=True), f"{case}: the weights")
+    _router_learns(weights, scores, case)
+    assert kept.shape == (tokens, 2) and kept.dtype == torch.bool, (
+        f"{case}: kept is True or False for each choice, not {kept.dtype} of shape {tuple(kept.shape)}"
+    )
+    taken = torch.bincount(chosen[kept], minlength=experts)
+    assert taken.max() <= room, f"{case}: an expert got {int(taken.max())} tokens, but has room for {room}"
+    right = _served(best.indices, experts, room)
+    lost = (right & ~kept)[:, 1] & ~right[:, 0]
+    assert not lost.any() or (kept & ~right).any(), (
+        f"{case}: token {int(lost.int().argmax())} finds no room at its first expert, but at its second one"
+    )
+    assert kept.sum() == right.sum(), f"{case}: {int(right.sum())} choices fit, yours keeps {int(kept.sum())}"
+    assert torch.equal(kept[:, 0], right[:, 0]), f"{case}: first choices go first, in the order of the tokens"
+    assert torch.equal(kept, right), f"{case}: second choices wait behind *all* first ones, in token order"
 
 
 def _router_learns(weights, scores, case: str) -> None:
@@ -63,7 +62,9 @@ def _router_learns(weights, scores, case: str) -> None:
 
 def _three(found):
     returned(found)
-    assert isinstance(found, tuple) and len(found) == 3, "return three tensors: experts, weights and kept"
+    assert isinstance(found, tuple | list) and len(found) == 3, (
+        "return three tensors: experts, weights and kept"
+    )
     return found
 
 
@@ -76,105 +77,114 @@ def _served(chosen, experts, room):
     return kept
 
 
-COUNTS = ((3, 0, 2, 1, 1, 0), (1, 4, 0, 2, 0, 3), (2, 1, 1, 0, 4, 1))  # rows of three ranks for six experts
+CASES = (
+    (3, ((3, 0, 2, 1, 1, 0), (1, 4, 0, 2, 0, 3), (2, 1, 1, 0, 4, 1))),
+    (5, ((2, 0, 1, 3, 1, 2, 0, 1), (1, 1, 0, 2, 0, 3, 2, 0))),
+)
+"""Features of a row, and how many rows each rank has for each expert: of three ranks for six, of two for eight."""
 
 
 def exchange(there, back) -> None:
-    """Exercise: rows to the ranks of their experts and back, with uneven counts, on three live ranks."""
-    found = live(_travel, there, back, ranks=3)
+    """Exercise: rows to the ranks of their experts and back, with uneven counts, on three and on two live ranks."""
+    for width, counts in CASES:
+        _exchanged(there, back, width, counts)
+
+
+def _exchanged(there, back, width: int, counts) -> None:
+    n, tables = len(counts), [_table(rank, counts) for rank in range(len(counts))]
+    found = live(_travel, there, back, width, counts, ranks=n)
     for rank, (_, said, *_) in enumerate(found):
-        assert said == _table(rank), (
-            f"rank {rank}: your table of counts is {said}, but {_table(rank)} rows come"
+        assert said == tables[rank], (
+            f"rank {rank}: your table of counts is {said}, but {tables[rank]} rows come"
         )
     for source, target, left in unread([Seen(sent, asked) for *_, sent, asked in found]):
         raise AssertionError(
             f"rank {source} starts {left} messages to rank {target} that it never receives: they are counted by nobody"
         )
-    for rank, (got, _, home, sent, *_) in enumerate(found):
-        mine = range(2 * rank, 2 * rank + 2)
-        rows = [
-            100 * source + 10 * e + i for source in range(3) for e in mine for i in range(COUNTS[source][e])
-        ]
+    every = [row for rank in range(n) for row in _rows(rank, width, counts)]
+    made = [row for _, _, results, *_ in found for row in results]
+    for rank, (got, _, _, home, sent, *_) in enumerate(found):
+        mine = range(rank * len(tables[0][0]), (rank + 1) * len(tables[0][0]))
+        rows = [100 * r + 10 * e + i for r in range(n) for e in mine for i in range(counts[r][e])]
         assert got[:, 0].tolist() == rows, (
             f"rank {rank}: rows {rows} should arrive, got {got[:, 0].long().tolist()}"
         )
-        away = [100 * rank + 10 * e + i for e in range(6) for i in range(COUNTS[rank][e])]
+        away = [100 * rank + 10 * e + i for e, count in enumerate(counts[rank]) for i in range(count)]
         returned(home, "back")
         assert home[:, 0].tolist() == [-row for row in away], (
             f"rank {rank}: its own rows should come home, in their order; got {home[:, 0].long().tolist()}"
         )
-        others = [r for r in range(3) if r != rank]
-        out = sum(sum(_table(r)[rank]) + sum(_table(rank)[r]) for r in others) * 3 * 8
-        said = f"rank {rank} sent {sent} bytes; the rows that have to travel are {out} bytes, and counts 32"
-        assert sent <= out + 2 * 6 * 8, said
+        others = [r for r in range(n) if r != rank]
+        out = sum(sum(tables[r][rank]) + sum(tables[rank][r]) for r in others) * width * 8
+        numbers = 8 * (len(counts[0]) - len(mine))
+        said = f"rank {rank} sent {sent} bytes; the rows that have to travel are {out} bytes, and counts {numbers}"
+        assert sent <= out + 2 * 8 * len(counts[0]), said
         assert sent >= out, f"{said}. Did rows travel uncounted, or with fewer digits?"
-        _whole_rows(rank, got, home)
+        _whole(f"rank {rank}", "there", got, every)
+        _whole(f"rank {rank}", "back", home, made)
 
 
-def _rows(rank: int):
-    """The rows of a rank: each has its name, and two numbers that no formula gives."""
-    names = [100.0 * rank + 10 * e + i for e in range(6) for i in range(COUNTS[rank][e])]
-    chance = torch.Generator().manual_seed(rank)
-    more = torch.randn(len(names), 2, dtype=torch.float64, generator=chance)
-    return torch.cat([torch.tensor(names, dtype=torch.float64)[:, None], more], 1)
+def _rows(rank: int, width: int, counts):
+    """The rows of a rank: each has its name, and numbers that no formula gives."""
+    names = [100.0 * rank + 10 * e + i for e, count in enumerate(counts[rank]) for i in range(count)]
+    return _with_more(torch.tensor(names, dtype=torch.float64), width, rank)
 
 
-def _whole_rows(rank: int, got, home) -> None:
-    every = {row[0].item(): row for r in range(3) for row in _rows(r)}
-    for way, rows, sign in (("there", got, 1), ("back", home, -1)):
-        wrong = [row[0].item() for row in rows if not torch.equal(sign * row, every[sign * row[0].item()])]
-        assert not wrong, (
-            f"rank {rank}: row {wrong[0]:g} comes {way} with its name only, and not with all that was in it"
-        )
+def _with_more(names, width: int, seed: int):
+    chance = torch.Generator().manual_seed(seed)
+    more = torch.randn(len(names), width - 1, dtype=torch.float64, generator=chance)
+    return torch.cat([names[:, None], more], 1)
 
 
-def _table(rank):
-    return [list(counts[2 * rank : 2 * rank + 2]) for counts in COUNTS]
+def _whole(who: str, way: str, rows, right) -> None:
+    right = {row[0].item(): row for row in right}
+    wrong = [row[0].item() for row in rows if not torch.equal(row, right[row[0].item()])]
+    assert not wrong, (
+        f"{who}: row {abs(wrong[0]):g} comes {way} with its name only, and not with all that was in it"
+    )
 
 
-def _travel(rank, world_size, there, back):
+def _table(rank, counts):
+    each = len(counts[0]) // len(counts)
+    return [list(of_rank[each * rank :][:each]) for of_rank in counts]
+
+
+def _travel(rank, world_size, there, back, width, counts):
     from ...ranks import comm
     from ...ranks.mesh import Mesh
 
-    axis, counts = Mesh(dp=world_size, ep=world_size)["ep"], torch.tensor(COUNTS[rank])
-    rows = _rows(rank)
+    axis, own = Mesh(dp=world_size, ep=world_size)["ep"], torch.tensor(counts[rank])
+    rows = _rows(rank, width, counts)
     comm.clear_log()
     with watched() as seen:
-        found = there(rows, counts, axis)
-    assert isinstance(found, tuple) and len(found) == 2, "`there` returns two things: rows, and the table"
-    got, table = found
-    said = torch.as_tensor(table).tolist()
-    right = comm.gather_objects(said == _table(rank), axis)
-    home = back(-got, table, counts, axis) if all(right) else got
+        found = there(rows, own, axis)
+        assert isinstance(found, tuple | list) and len(found) == 2, (
+            "`there` returns two things: rows, and the table"
+        )
+        got, table = found
+        said = torch.as_tensor(table).tolist()
+        made = _with_more(-got[:, 0], width, 100 + rank)  # what the experts make of the rows
+        right = comm.gather_objects(said == _table(rank, counts), axis)
+        home = back(made, table, own, axis) if all(right) else made
     traffic = comm.traffic()
     calls, size, _ = traffic.pop(("gather_objects", axis.name))
     assert calls == 1, "rows and counts are tensors: send them by all_to_all, where bytes are counted"
-    return got, said, home, sum(moved for _, moved, _ in traffic.values()), seen.sent, seen.asked
+    return got, said, made, home, sum(moved for _, moved, _ in traffic.values()), seen.sent, seen.asked
 
 
 def combine_backward(answer) -> None:
     """Exercise: gradients of rows and weights, given that of y[token] += weight * row."""
-    _combined(answer, [2, 0, 3, 0, 2, 2], 4, 3, 1)
-    by_chance(lambda chance: _combined(answer, *_tokens(chance)), 5)
+    _combined(answer, [2, 0, 3, 0, 2, 2], 3)
+    drawn = lambda chance: chance.choices(range(6), k=chance.randint(1, 9))
+    by_chance(lambda chance: _combined(answer, drawn(chance), chance.randint(1, 7)), 5)
 
 
-def _tokens(chance) -> tuple[list[int], int, int, int]:
-    tokens = chance.randint(1, 6)
-    return (
-        chance.choices(range(tokens), k=chance.randint(1, 9)),
-        tokens,
-        chance.randint(1, 7),
-        chance.randrange(99),
-    )
-
-
-def _combined(answer, token: list[int], tokens: int, width: int, number: int) -> None:
-    generator, token, n = torch.Generator().manual_seed(number), torch.tensor(token), len(token)
-    rows, weights, grad = (
-        torch.randn(*s, generator=generator, dtype=torch.float64) for s in ((n, width), (n,), (tokens, width))
-    )
+def _combined(answer, token: list[int], width: int) -> None:
+    generator, token, n = torch.Generator().manual_seed(1), torch.tensor(token), len(token)
+    shapes = (n, width), (n,), (int(token.max()) + 1, width)
+    rows, weights, grad = (torch.randn(*s, generator=generator, dtype=torch.float64) for s in shapes)
     leaves = rows.requires_grad_(), weights.requires_grad_()
-    y = torch.zeros(tokens, width, dtype=torch.float64).index_add(0, token, leaves[0] * leaves[1][:, None])
+    y = torch.zeros_like(grad).index_add(0, token, leaves[0] * leaves[1][:, None])
     right = torch.autograd.grad(y, leaves, grad)
     with by_hand():
         found = answer(grad, rows.detach().clone(), weights.detach().clone(), token)
@@ -218,11 +228,7 @@ def traffic(answer) -> None:
         close(
             got, sent, f"rank {rank} with rows {rows}, width 24, 8 experts, 8 bytes a number: counted bytes"
         )
-    rows = [
-        [5, 1, 2],
-        [3, 7, 4],
-        [6, 8, 9],
-    ]  # not run: the formula that four ranks have just shown to be right
+    rows = [[5, 1, 2], [3, 7, 4], [6, 8, 9]]  # not run: four ranks have just shown the formula to be right
     for rank, travel in enumerate((3 + 9, 7 + 9, 14 + 6)):
         words = "width 10, 12 experts, 2 bytes a number (and still 8 a count)"
         close(answer(rows, rank, 10, 12, 2), 2 * travel * 10 * 2 + 8 * 8, f"rank {rank} of three, {words}")
@@ -258,7 +264,7 @@ SLOTS, BAR, BEST = 3, 900, 818
 def placed(answer) -> str:
     """Exercise: the experts of each of four ranks, with room for copies; the score is the time of the layer."""
     ranks = returned(answer())
-    assert len(ranks) == len(ASKED) and all(isinstance(held, list) for held in ranks), (
+    assert len(ranks) == len(ASKED) and all(isinstance(held, list | tuple) for held in ranks), (
         f"return four lists of experts, one a rank, not {ranks!r}"
     )
     for rank, held in enumerate(ranks):
@@ -279,9 +285,8 @@ def time_of_layer(ranks) -> float:
     """
     rows = routes(ranks)
     computed = [sum(column) for column in zip(*rows, strict=True)]
-    links = [
-        max(sum(rows[r]) - rows[r][r], computed[r] - rows[r][r]) for r in range(len(rows))
-    ]  # a link carries both ways at once
+    # A link carries both ways at once.
+    links = [max(sum(rows[r]) - rows[r][r], computed[r] - rows[r][r]) for r in range(len(rows))]
     return max(computed) + 2 * max(links)
 
 

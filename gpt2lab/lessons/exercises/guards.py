@@ -132,12 +132,8 @@ def by_hand():
 @contextmanager
 def patient(what: str, most: int = 300_000):
     """AssertionError where the Python code in the block takes more than so many steps: who tries everything does."""
-    steps, words = (
-        0,
-        (
-            f"{what} takes more than {most:,} steps: you try everything. Keep the best of each part, and build on it"
-        ),
-    )
+    words = f"{what} takes more than {most:,} steps: you try everything. Keep the best of each part, and build on it"
+    steps = 0
 
     def count(frame, *_):
         nonlocal steps

@@ -16,10 +16,10 @@ def ring_backward(answer) -> None:
 
 
 def _ring_backward_on(answer, n: int, words: str) -> None:
-    q, k, v, grad = (x.requires_grad_() for x in _sequence())
+    q, k, v, grad = (x.requires_grad_() for x in _sequence(n))
     _attend(q, k, v)[0].backward(grad.detach())
-    found, t = live(_backward_on_a_rank, answer, ranks=n, what=words), 12 // n
-    best = n * 4 * t * 5 * 8  # n shifts of k, v, dk, dv (t, 5)
+    found, t, block = live(_backward_on_a_rank, answer, ranks=n, what=words), 12 // n, _flops(n)
+    best = n * 4 * t * q.size(1) * 8  # n shifts of k, v, dk, dv (t, D)
     for rank, (given, *_, same, _) in enumerate(found):
         returned(given)
         for name, got, want in zip(("dq", "dk", "dv"), given, (q.grad, k.grad, v.grad), strict=True):
@@ -35,7 +35,7 @@ def _ring_backward_on(answer, n: int, words: str) -> None:
         assert sum(sent.values()) <= best, (
             f"rank {rank} sent {sum(sent.values())} bytes; k, v and two gradients once round are {best}"
         )
-        blocks = flops / _flops(t)
+        blocks = flops / block
         assert blocks <= rank + 1, (
             f"rank {rank} computes the products of {blocks:g} blocks, and sees {rank + 1}: skip what is masked"
         )
@@ -44,29 +44,29 @@ def _ring_backward_on(answer, n: int, words: str) -> None:
     )
     for rank, (*_, computed) in enumerate(found):
         for others, flops in enumerate(computed, 1):
-            assert flops > (others - 2) * _flops(t), (
+            assert flops > (others - 2) * block, (
                 f"rank {rank} of {n} had the keys of {others} other ranks when it had computed with "
-                f"{flops / _flops(t):g} blocks: a ring uses a block before it takes the one after the next"
+                f"{flops / block:g} blocks: a ring uses a block before it takes the one after the next"
             )
 
 
-def _flops(t: int) -> int:
-    """Of the five products of one block, (t, 5) by (5, t) or (t, t) by (t, 5)."""
-    return 5 * 2 * t * t * 5
+def _flops(n: int) -> int:
+    """Of the five products of one block, (t, D) by (D, t) or (t, t) by (t, D), on each of n ranks."""
+    return 5 * 2 * (12 // n) ** 2 * (2 + n)
 
 
-def _sequence():
+def _sequence(n: int):
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(12, 5, dtype=torch.float64, generator=generator) for _ in range(4)]
+    return [torch.randn(12, 2 + n, dtype=torch.float64, generator=generator) for _ in range(4)]
 
 
 def _attend(q, k, v):
-    scores = (q @ k.T / 5**0.5).masked_fill(torch.ones(12, 12).triu(1) > 0, -torch.inf)
+    scores = (q @ k.T / q.size(1) ** 0.5).masked_fill(torch.ones(12, 12).triu(1) > 0, -torch.inf)
     return scores.softmax(-1) @ v, scores.logsumexp(-1, keepdim=True)
 
 
 def _backward_on_a_rank(rank, world_size, answer):
-    axis, (q, k, v, grad) = Mesh(cp=world_size)["cp"], _sequence()
+    axis, (q, k, v, grad) = Mesh(cp=world_size)["cp"], _sequence(world_size)
     sent, calls = {}, {"send": 0, "recv": 0}
     out, lse = _attend(q, k, v)
     t = 12 // world_size

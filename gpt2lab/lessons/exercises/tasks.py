@@ -14,7 +14,7 @@ from ...tasks.gpt2 import Blocks
 from ...tasks.graph import Access, TaskGraph, reads, reduces, updates, writes
 from ...tasks.scheduler import run_tasks
 from ..labs.tasks import audit, elements_of, one_layer
-from . import Puzzle, Task, returned, unaided, without_frames
+from . import Puzzle, Task, by_chance, returned, unaided, without_frames
 from .watching import Counted
 
 BODIES = {
@@ -155,18 +155,18 @@ def received(axis, source: int):
     return body
 
 
-def question_and_answer(rank: int, world_size: int, make) -> list[float]:
-    """Rank 0 with one worker waits for an answer to a question that it still has to ask."""
-    axis = Mesh(dp=2)["dp"]
-    graph = TaskGraph({"x": torch.full((2,), 5.0), "q": torch.full((2,), 20.0)})
+def question_and_answer(rank: int, world_size: int, make, other: int, number: float) -> list[float]:
+    """Rank 0 with one worker waits for rank `other`'s answer to a question that it still has to ask: a number."""
+    axis = Mesh(dp=world_size)["dp"]
+    graph = TaskGraph({"x": torch.full((2,), 5.0), "q": torch.full((2,), number)})
     if rank == 0:
-        body = unaided(make, __name__)(axis, 1)
+        body = unaided(make, __name__, "gpt2lab.tasks.messages.receive")(axis, other)
         assert callable(body), "`received(axis, source)` must return the body, a function of the view x"
         body = unaided(body, __name__)
-        graph.add("receive", body, writes("x"), wire="from 1", priority=1)
-        messages.send(graph, "ask", axis, 1, "q")
+        graph.add("receive", body, writes("x"), wire=f"from {other}", priority=1)
+        messages.send(graph, "ask", axis, other, "q")
         graph.add("use", lambda x: x.add_(1), updates("x"))
-    else:
+    elif rank == other:
         messages.receive(graph, "question", axis, 0, "q")
         graph.add("think", lambda q: q.mul_(2), updates("q"))
         messages.send(graph, "answer", axis, 0, "q")
@@ -176,24 +176,33 @@ def question_and_answer(rank: int, world_size: int, make) -> list[float]:
 
 def gives_back(answer) -> None:
     """Exercise: the body of a task that receives, and gives its core back while the message is under way."""
-    with Ranks(2, echo=False, timeout=10) as ranks:
-        try:
-            got, _ = ranks.run(without_frames(question_and_answer), answer)
-        except RuntimeError as error:
-            text = str(error)
-            if "NotImplementedError" in text:
-                raise NotImplementedError from None
-            circle = "0 -> 1 -> 0" in text or "stuck" in text or "Nothing has moved" in text
-            assert not circle, (
-                "the worker of rank 0 sleeps in your task, so nobody asks the question that the answer is for: "
-                "start the message and return a Pending"
-            )
-            raise AssertionError(text.strip().splitlines()[-1].removeprefix("AssertionError: ")) from None
+    with Ranks(3, echo=False, timeout=10) as ranks:
+        _gives_back(ranks, answer, 1, 20.0)
+        by_chance(lambda chance: _gives_back(ranks, answer, 2, chance.randint(30, 99) / 2), 1)
+
+
+def _gives_back(ranks, answer, other: int, number: float) -> None:
+    try:
+        got, *_ = ranks.run(without_frames(question_and_answer), answer, other, number)
+    except RuntimeError as error:
+        text = str(error)
+        if "NotImplementedError" in text:
+            raise NotImplementedError from None
+        assert "0 -> 1 -> 0" not in text and "'question'" not in text, (
+            "the worker of rank 0 sleeps in your task, so nobody asks the question that the answer is for: "
+            "start the message and return a Pending"
+        )
+        assert "Nothing has moved" not in text, (
+            f"nobody receives what rank {other}, the source, sends to rank 0"
+        )
+        raise AssertionError(text.strip().splitlines()[-1].removeprefix("AssertionError: ")) from None
+    right = 2 * number + 1
     assert got != [6.0, 6.0], (
         "the task is over, but what came is not in x: let Pending put it there on arrival"
     )
-    assert got == [41.0, 41.0], (
-        f"rank 0 should end with 41 (twice 20, and one), not {got}: what comes takes the place of what x held"
+    assert got == [right, right], (
+        f"rank 0 should end with {right:g} (twice {number:g}, and one), not {got}: what comes takes the place of "
+        "what x held"
     )
 
 

@@ -136,7 +136,8 @@ def memories(least: int) -> set[int]:
 class Watched(list):
     """The order of F and B of one rank. While it is run, what comes in `loud` entries is twice what was sent.
 
-    Raises AssertionError when in the end messages that have come are in memory still, with nothing `loud`.
+    Raises AssertionError when in the end, with nothing `loud`, messages that have come, or other tensors that want a
+    gradient, are in memory still.
     """
 
     def __init__(self, entries, loud=()):
@@ -151,7 +152,8 @@ class Watched(list):
             for entry in super().__iter__():
                 with louder() if entry in self.loud else nullcontext():
                     yield entry
-            assert self.loud or not seen.held.alive(), (
+            graphs = [t for t in gc.get_objects() if type(t) is torch.Tensor and t.requires_grad]
+            assert self.loud or not (seen.held.alive() or graphs), (
                 "B takes its pair out of s.kept, but what came is in memory: is there a second list that keeps it?"
             )
 

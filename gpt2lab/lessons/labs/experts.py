@@ -95,9 +95,8 @@ def routed(
     """Choices drawn by chance, expert e with a weight of 1 / (e + 1)^skew; `tokens` a rank compete for room."""
     router = "switch" if top_k == 1 else "mixtral"
     room = Experts(experts, top_k, router, capacity).room(tokens)
-    chance = np.random.default_rng(0).gumbel(
-        size=(ranks, tokens, experts)
-    )  # of equal ones: without replacement
+    # The largest of such sums are a choice by weight without replacement.
+    chance = np.random.default_rng(0).gumbel(size=(ranks, tokens, experts))
     chosen = (chance - skew * np.log(np.arange(experts) + 1)).argsort(-1)[..., -top_k:]
     asked = (chosen[..., None] == np.arange(experts)).sum((1, 2))
     served = np.minimum(asked, room)
@@ -110,9 +109,7 @@ def routed(
 def habits(rank: int, world_size: int) -> dict[str, dict]:
     """Of each way to treat gradients and load losses on two ranks, how far the gradients are from the serial ones."""
     batch, own = example_batch(SMALL, 8, 11), replace(SMALL.experts, group="rank")
-    of_a_rank = replace(
-        batch, total=batch.total // world_size
-    )  # the loss is a mean over the rank's own tokens
+    of_a_rank = replace(batch, total=batch.total // world_size)  # the loss: a mean over the rank's tokens
     return {
         "right": _apart(SMALL, batch),
         "averaged": _apart(SMALL, of_a_rank, dense=1 / world_size),

@@ -24,7 +24,7 @@ from ...ranks.mesh import Mesh
 from ...reference import example_batch
 from ...schedules import Cost, make
 from . import data
-from .instruments import begin, trainer_by
+from .instruments import asleep, begin, trainer_by
 
 WORK, HOP = 0.03, 0.03
 """Seconds of one piece of work and of one message."""
@@ -109,11 +109,8 @@ def buckets(rank: int, world_size: int, layers_each: int, overlap: bool):
 
 def zero3(rank: int, world_size: int):
     """A step of ZeRO-3 over four blocks; a rank holds whole weights only from gather to release."""
-    trainer, batch = (
-        trainer_by(f"dp={world_size},zero=3", TINY),
-        example_batch(TINY, rows=world_size, length=8),
-    )
-    parallel = trainer.parallel
+    trainer = trainer_by(f"dp={world_size},zero=3", TINY)
+    parallel, batch = trainer.parallel, example_batch(TINY, rows=world_size, length=8)
     trainer.gradients(batch)
     shelf = _begin(parallel.mesh.world)
     noted = {f: part_of(f.names[0]) for f in parallel.sync.flats if f.names[0].startswith("h.")}
@@ -156,9 +153,7 @@ def pipeline_steps(rank: int, world_size: int, name: str, micros: int, cost: Cos
     mesh = Mesh(pp=world_size)
     engine = Pipeline(model or GPT2(DEEPER), mesh, make(name, world_size, micros))
     batch = example_batch(TINY, rows=micros, length=8).micro(micros)
-    engine.run(
-        batch, None, Alone()
-    )  # the first messages make connections, the first backward loads libraries
+    engine.run(batch, None, Alone())  # first messages make connections, the first backward loads libraries
     _begin(mesh["pp"])
     engine.pace = cost
     engine.run(batch, None, Alone())
@@ -211,32 +206,27 @@ def heads_steps(rank: int, world_size: int):
     shelf, right = _begin(share.axis), ulysses.block_attention
     tokens, whole = f"{4} tokens, {world_size} heads", f"{4 * world_size} tokens, 1 head"
 
+    def turned(gone, here):
+        shelf.take(gone)
+        shelf.put(here)
+
     def attention(*given):
-        shelf.take(tokens)
-        shelf.put(whole)
+        turned(tokens, whole)
         with _working("attention", "forward"):
             y = right(*given)
         y.register_hook(backward)
         return y
 
     def backward(_):
-        shelf.take(tokens)
-        shelf.put(whole)
-        with _working("its backward", "backward"):
-            pass
-
-    def home():
-        shelf.take(whole)
-        shelf.put(tokens)
+        turned(tokens, whole)
+        asleep("its backward", "backward", WORK)
 
     with patch.object(ulysses, "block_attention", attention), paced.use(paced.Link(HOP, math.inf)):
         shelf.put(tokens)
         y = ulysses.heads(q, k, v, share)
-        home()
-        with _working("mlp", "forward"):
-            pass
+        turned(whole, tokens)
+        asleep("mlp", "forward", WORK)
         y.sum().backward()
-        home()
-        with _working("mlp", "backward"):
-            pass
+        turned(whole, tokens)
+        asleep("mlp", "backward", WORK)
     return shelf.run()

@@ -266,10 +266,8 @@ def uneven(
         work = lambda x: torch.mm(a, a, out=x[0])
         graph.add(f"work {number}", work, writes("x", (number, number + 1)), kind="forward")
     messages.all_reduce(graph, "sum", axis, updates("sum"))
-    scheduler, together = (
-        Scheduler(graph, workers, cores=Cores(path) if path else None),
-        lambda: comm.barrier(axis),
-    )
+    scheduler = Scheduler(graph, workers, cores=Cores(path) if path else None)
+    together = lambda: comm.barrier(axis)
     with one_core(rank) if workers == 1 else nullcontext():
         return [1e3 * s for s in seconds_of(lambda: (scheduler.run(), together()), rounds, ready=together)]
 
