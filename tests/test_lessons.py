@@ -1,5 +1,6 @@
 """Lessons are built reproducibly from their sources, and refused when they would leak."""
 
+import ast
 import json
 import os
 import re
@@ -161,6 +162,13 @@ def test_no_committed_lesson_is_outdated():
 
 def test_no_cell_swallows_the_marker_of_the_next():
     assert [(x.name, cell.text) for x in lessons(NOTEBOOKS) for cell in x.cells if "# %%" in cell.text] == []
+
+
+def test_imports_stand_in_a_cell_of_their_own_which_is_folded():
+    for path in NOTEBOOKS.rglob("*.ipynb"):
+        first = next(cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code")
+        assert first.metadata.get("jupyter") == {"source_hidden": True}, path.name
+        assert all(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.parse(first.source).body)
 
 
 def test_every_committed_notebook_has_a_source():

@@ -5,14 +5,13 @@ folded beneath it. Only the pictures of sliders are drawn (`frames`), and kept f
 """
 
 import argparse
-import ast
 import gc
 import json
 import re
 import shutil
 from concurrent.futures import ProcessPoolExecutor
 from html import escape
-from itertools import repeat, takewhile
+from itertools import repeat
 from pathlib import Path
 
 import nbformat
@@ -107,21 +106,13 @@ def _described(cell, drawn: bool) -> list:
         shown, one.outputs = next(filter(_alt, outputs), None), outputs
         one.metadata["mystnb"] = {"image": shown["metadata"]["image/png"]} if shown else {}
     tags = cell.metadata.setdefault("tags", [])
-    if "setup" in tags and (imports := _imports(cell.source)):
-        if rest := cell.source.removeprefix(imports).strip("\n"):
-            cells, cell.source = [new(imports, metadata={"tags": ["setup"]}), *cells], rest
-        cells[0].metadata["tags"].append("hide-input")
-        cells[0].metadata.setdefault("mystnb", {})["code_prompt_show"] = "Show the imports"
+    if cell.metadata.get("jupyter"):
+        tags.append("hide-input")
+        cells[0].metadata["mystnb"]["code_prompt_show"] = "Show the imports"
     if drawn and all(len(part) == 2 and _alt(part[0]) for part in parts):  # only figures and captions
         for one in cells:
             one.metadata["tags"].append("poster")
     return cells
-
-
-def _imports(text: str) -> str:
-    """The imports with which a cell begins."""
-    own = takewhile(lambda node: isinstance(node, (ast.Import, ast.ImportFrom)), ast.parse(text).body)
-    return "".join(text.splitlines(True)[: max((node.end_lineno for node in own), default=0)])
 
 
 def _alt(output) -> str:

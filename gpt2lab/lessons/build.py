@@ -43,7 +43,8 @@ def outdated(lesson: Lesson) -> list[str]:
 
 
 def _frozen(notebook) -> tuple:
-    cells = tuple((c.id, c.cell_type, c.source, tuple(c.metadata.get("tags", ()))) for c in notebook.cells)
+    kept = ("tags", "jupyter")  # what a browser adds is no change
+    cells = [(c.id, c.cell_type, c.source, [c.metadata.get(name) for name in kept]) for c in notebook.cells]
     return notebook.metadata.get("gpt2lab", {}).get("sha256"), cells
 
 

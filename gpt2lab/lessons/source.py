@@ -1,12 +1,13 @@
 """A lesson's source, `notebooks/src/NN_name.py`, and the two notebooks that are built from it.
 
 Markers: `### BEGIN SOLUTION` and `### END SOLUTION` inside a cell enclose what students write (nbgrader's
-markers). Tags of a cell: `setup` (imports and helpers that exercises need), `exercise`, `wrong` (a wrong
-answer: never part of a notebook, used by CI), `measured` (outputs differ from run to run), `hint` (text after an
-exercise, folded, for students only), `slide` (its code is shown on the projector), `ranks 4` (runs on live ranks: in
-notebooks its first line is `%%ranks 4`).
+markers). Tags of a cell: `setup` (helpers that exercises need, and imports, which are folded in a cell of their own),
+`exercise`, `wrong` (a wrong answer: never part of a notebook, used by CI), `measured` (outputs differ from run to
+run), `hint` (text after an exercise, folded, for students only), `slide` (its code is shown on the projector),
+`ranks 4` (runs on live ranks: in notebooks its first line is `%%ranks 4`).
 """
 
+import ast
 import hashlib
 import re
 from dataclasses import dataclass
@@ -80,14 +81,26 @@ class Lesson:
                 continue
             make = nbformat.v4.new_code_cell if cell.kind == "code" else nbformat.v4.new_markdown_cell
             text = cell.on_ranks() + (cell.blank() if student else cell.solved())
-            cells.append(make(text, id=cell.id, metadata={"tags": _tags(cell)} if cell.tags else {}))
+            cells.append(make(text, id=cell.id, metadata=_metadata(cell)))
         mark = {"source": f"src/{self.path.name}", "sha256": self.digest}
         return nbformat.v4.new_notebook(cells=cells, metadata={**METADATA, "gpt2lab": mark})
 
 
-def _tags(cell: Cell) -> list[str]:
-    """The cell's tags, and nbval's own name for outputs that may differ."""
-    return [*cell.tags, *(["nbval-ignore-output"] if "measured" in cell.tags else [])]
+def _metadata(cell: Cell) -> dict:
+    """The cell's tags, with nbval's own name for outputs that may differ; a cell that only imports is folded."""
+    found = (
+        {"tags": [*cell.tags, *(["nbval-ignore-output"] if "measured" in cell.tags else [])]}
+        if cell.tags
+        else {}
+    )
+    if "setup" in cell.tags and only_imports(cell.text):
+        found["jupyter"] = {"source_hidden": True}
+    return found
+
+
+def only_imports(text: str) -> bool:
+    """Whether a cell imports and does nothing else."""
+    return all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(text).body)
 
 
 def read_lesson(path) -> Lesson:

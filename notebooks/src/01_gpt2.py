@@ -36,6 +36,7 @@ from gpt2lab.tasks.gpt2 import GPT2Tasks
 from gpt2lab.tasks.runtime import run_sequential
 from gpt2lab.train import LLMC, Trainer
 
+# %% tags=["setup"]
 config = PRESETS["nano"]
 B, T = 4, 64
 C, L, H, V = config.n_embd, config.n_layer, config.n_head, config.vocab_size

@@ -30,6 +30,7 @@ from gpt2lab.plots.timeline import timeline
 from gpt2lab.ranks import comm, paced, trace
 from gpt2lab.ranks.mesh import Mesh
 
+# %% tags=["setup"]
 torch.set_num_threads(1)  # threads are switched on where they are the subject
 
 # %% [markdown]

@@ -27,6 +27,7 @@ from gpt2lab.plots import collectives as plots
 from gpt2lab.ranks import comm, paced
 from gpt2lab.ranks.mesh import Mesh
 
+# %% tags=["setup"]
 on_ranks.load()
 
 # %% [markdown]

@@ -30,6 +30,7 @@ from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.verify import verify
 
+# %% tags=["setup"]
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)  # these models are too small to share
 

@@ -31,6 +31,7 @@ from gpt2lab.reference import CONFIG, example_batch, serial_steps
 from gpt2lab.train import Recipe
 from gpt2lab.verify import verify
 
+# %% tags=["setup"]
 torch.set_default_dtype(torch.float64)
 torch.set_num_threads(1)  # these models are too small to share
 

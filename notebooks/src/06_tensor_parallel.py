@@ -29,6 +29,7 @@ from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.ranks.types import GRADIENT
 from gpt2lab.verify import Plan, verify
 
+# %% tags=["setup"]
 torch.set_default_dtype(torch.float64)
 
 # %%

@@ -41,6 +41,7 @@ from gpt2lab.schedules import Cost, ScheduleError, draw, make, simulate
 from gpt2lab.schedules import check as check_schedule
 from gpt2lab.verify import verify
 
+# %% tags=["setup"]
 config = GPT2Config(vocab_size=512, n_positions=16, n_layer=4, n_head=4, n_embd=64)
 torch.set_num_threads(1)  # as on the ranks, so that sums are added in the same order
 

@@ -41,6 +41,7 @@ from gpt2lab.schedules.asynchronous import flushed, free_running, make_stream
 from gpt2lab.train import Recipe, Trainer
 from gpt2lab.verify import verify, worst
 
+# %% tags=["setup"]
 pool = Ranks(4)  # live ranks, started when first used
 
 # %% [markdown]

@@ -28,6 +28,7 @@ from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.verify import verify
 
+# %% tags=["setup"]
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)
 pool = {n: Ranks(n) for n in (2, 3, 4)}  # live ranks, started when first used

@@ -37,6 +37,7 @@ from gpt2lab.reference import example_batch
 from gpt2lab.train import Trainer
 from gpt2lab.verify import verify
 
+# %% tags=["setup"]
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)
 pool = {n: Ranks(n) for n in (2, 3, 4, 6)}  # live ranks, started when first used

@@ -27,6 +27,7 @@ from gpt2lab.ranks import comm, trace
 from gpt2lab.reference import CONFIG, EXPERTS
 from gpt2lab.verify import verify
 
+# %% tags=["setup"]
 torch.set_num_threads(1)
 
 # %%

@@ -37,6 +37,7 @@ from gpt2lab.tasks.graph import TaskGraph, reads, reduces, updates, writes
 from gpt2lab.tasks.runtime import run_fork_join, run_sequential
 from gpt2lab.tasks.scheduler import Scheduler, run_tasks
 
+# %% tags=["setup"]
 batch = example_batch(CONFIG, rows=4, length=32)
 
 # %% [markdown]

@@ -39,6 +39,7 @@ from gpt2lab.sharding.operators import LIBRARY
 from gpt2lab.sharding.partition import partition
 from gpt2lab.sharding.propagate import Mark, propagate
 
+# %% tags=["setup"]
 torch.set_default_dtype(torch.float64)
 
 # %%

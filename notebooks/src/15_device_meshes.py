@@ -35,6 +35,7 @@ from gpt2lab.reference import CONFIG, example_batch, serial_gradients
 from gpt2lab.train import Recipe, Trainer
 from gpt2lab.verify import verify
 
+# %% tags=["setup"]
 torch.set_default_dtype(torch.float64)
 pool, eight = Ranks(4), Ranks(8)  # live ranks, started when first used
 

@@ -33,6 +33,7 @@ from gpt2lab.planner.reinforce import reinforce
 from gpt2lab.plots import placement as plots
 from gpt2lab.schedules import make
 
+# %% tags=["setup"]
 torch.set_num_threads(1)
 two, three = Ranks(2), Ranks(3)  # live ranks, started when first used
 

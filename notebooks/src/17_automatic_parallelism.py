@@ -34,6 +34,7 @@ from gpt2lab.planner.search import PLANNERS, Planner
 from gpt2lab.plots import automatic as plots
 from gpt2lab.plots.planner import predicted_and_measured
 
+# %% tags=["setup"]
 torch.set_num_threads(1)
 four = Ranks(4)  # live ranks, started when first used
 

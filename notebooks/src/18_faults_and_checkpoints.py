@@ -40,6 +40,7 @@ from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.storage import checkpoint, writing
 from gpt2lab.train import Trainer
 
+# %% tags=["setup"]
 trainer = lab.trainer  # by a plan, in float64
 pool = {n: Ranks(n, timeout=60, echo=False) for n in (1, 2, 3, 4)}  # live ranks, started when first used
 

@@ -32,6 +32,7 @@ from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.train import Trainer
 
+# %% tags=["setup"]
 pool = Ranks(4, timeout=60, echo=False)
 
 # %% [markdown]

@@ -41,6 +41,7 @@ from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import example_batch
 from gpt2lab.train import Recipe, Trainer
 
+# %% tags=["setup"]
 torch.set_num_threads(1)
 two, eight = Ranks(2), Ranks(8)  # live ranks, started when first used
 
