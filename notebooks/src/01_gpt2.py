@@ -602,9 +602,12 @@ def parameters(vocab, positions, layers, width):
 
 
 # %% [markdown]
-# **2.** One step of AdamW: w -= lr (decay w + m̂ / (√v̂ + eps)), where m and v are running means of the gradient
-# and of its square, and the hats divide by 1 - betaᵗ, because both start at zero. `t` counts from 1. Return the
-# new (w, m, v).
+# **2.** One step of AdamW, where m and v are running means of the gradient and of its square, and the hats divide by
+# $1-\text{beta}^t$, because both start at zero:
+#
+# $$w \leftarrow w-\text{lr}\left(\text{decay}\;w+\frac{\hat m}{\sqrt{\hat v}+\text{eps}}\right)$$
+#
+# `t` counts from 1. Return the new (w, m, v).
 
 
 # %% tags=["exercise"]
@@ -714,9 +717,9 @@ def adamw(w, grad, m, v, t, lr, betas, eps, decay):
 
 
 # %% [markdown]
-# **3.** Backward by hand. A layer norm computes n = (x - mean) / std over the last dim and returns n · weight + bias,
-# with std = √(var + eps). Given the gradient of its output, return the gradient of x. (Let g = grad · weight; take
-# off what moves the mean, and what moves the standard deviation.)
+# **3.** Backward by hand. A layer norm computes $n=(x-\text{mean})/\text{std}$ over the last dim and returns
+# n · weight + bias, with $\text{std}=\sqrt{\text{var}+\text{eps}}$. Given the gradient of its output, return the
+# gradient of x. (Let g = grad · weight; take off what moves the mean, and what moves the standard deviation.)
 
 
 # %% tags=["exercise"]

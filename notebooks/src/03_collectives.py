@@ -452,7 +452,10 @@ show_source(ALL_REDUCE["recursive doubling"].all_reduce)
 
 # %% [markdown]
 # Which one is best? A message of S bytes takes about α + S β: latency plus bytes over bandwidth (Hockney 1994). Then
-# a ring takes 2(n−1) α + 2(n−1)/n S β, a tree 2⌈log₂ n⌉ (α + S β). For small S latency decides, for large S bytes.
+#
+# $$T_\text{ring}=2(n-1)\,\alpha+\frac{2(n-1)}{n}\,S\beta\qquad T_\text{tree}=2\,\lceil\log_2n\rceil\,(\alpha+S\beta)$$
+#
+# For small S latency decides, for large S bytes.
 # **Predict:** on 64 ranks, α = 5 µs, 1/β = 25 GB/s, from how many bytes on is the ring faster than the tree?
 
 

@@ -401,7 +401,7 @@ show(
 #
 # A block of P weights and t tokens a rank: forward computes 2 P t / F seconds at F operations a second; the next
 # block's gather takes (n-1)/n P b / W seconds at W bytes a second and b bytes a number. Prefetch hides the smaller of
-# the two, so a rank computes all the time from t = (n-1)/n b F / 2W on; P has gone. Backward has twice the
+# the two, so a rank computes all the time from $t=\frac{n-1}{n}\,\frac{bF}{2W}$ on; P has gone. Backward has twice the
 # computing and twice the messages (a gather and a reduce-scatter): the same t.
 
 # %%

@@ -86,8 +86,11 @@ print("gelu of slices, joined:", torch.equal(torch.cat([F.gelu(a), F.gelu(b)]), 
 #
 # Two matrices and gelu, C to 4C to C. Cut the first by columns, the second by rows:
 #
-# - forward: h_r = gelu(x W1_r), y = **sum over ranks** of h_r W2_r
-# - backward: dW2_r = h_r^T dy; dh_r = dy W2_r^T; dW1_r = x^T dz_r; dx = **sum over ranks** of dz_r W1_r^T
+# $$h_r=\text{gelu}(x\,W_{1,r})\qquad y=\sum_r h_r\,W_{2,r}$$
+#
+# and backward, where z is what gelu gets:
+#
+# $$dW_{2,r}=h_r^T\,dy\qquad dh_r=dy\;W_{2,r}^T\qquad dW_{1,r}=x^T\,dz_r\qquad dx=\sum_r dz_r\,W_{1,r}^T$$
 #
 # In Megatron **g** stands at the end (sum forward, nothing backward)
 # and **f** at the beginning (nothing forward, sum backward).
@@ -208,7 +211,7 @@ print(f"logits of {B} x {T} tokens:   {B * T * V * 4 / 2**20:10,.2f} MiB")
 print(f"three numbers for each: {B * T * 3 * 4 / 2**20:10,.2f} MiB")
 
 # %% [markdown]
-# The loss of a token is log(sum of exp z) - z_target. Three numbers cross the ranks: the **maximum**
+# The loss of a token is $\log\sum_j e^{z_j}-z_\text{target}$. Three numbers cross the ranks: the **maximum**
 # (so that exp does not overflow), the **sum of exponentials**, and the **target's logit**, which one rank has
 # and the others count as zero. Backward sends nothing: softmax minus one-hot is known where the logit is.
 
@@ -563,9 +566,12 @@ def scattered(term, axis, sizes):
 # ## How far does it go?
 #
 # A layer computes 72 B T C² flops in its matrices (the figure adds 12 B T² C in attention) and sends 8 (n-1)/n B T C
-# numbers of b bytes. Both grow with B T: no number of tokens makes it free. With F flops and W bytes a second, 72 B T
-# C² / n F is the larger if n - 1 <= 9 C W / b F: a limit of ranks, which only a wider model or a faster link raises.
-# Precision cancels: half of b, twice F.
+# numbers of b bytes. Both grow with B T: no number of tokens makes it free. With F flops and W bytes a second,
+# computing takes longer if
+#
+# $$n-1\le\frac{9\,C\,W}{b\,F}$$
+#
+# a limit of ranks, which only a wider model or a faster link raises. Precision cancels: half of b, twice F.
 
 # %%
 laptop = thresholds.laptop(60e9, 4e9)  # round numbers of the order that lessons 02 and 03 measure

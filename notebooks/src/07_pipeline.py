@@ -134,10 +134,10 @@ show(
 )
 
 # %% [markdown]
-# **Derive it.** A rank works m times on forward and m times on backward: m (tf + tb). The last rank starts p - 1
+# **Derive it.** A rank works m times on forward and m times on backward: $m\,(t_f+t_b)$. The last rank starts p - 1
 # forwards late, and the first rank ends p - 1 backwards after the last one. So the makespan is
-# (m + p - 1)(tf + tb), whatever tf and tb are, and the share of it that is idle follows. (Narayanan et al. divide
-# by the *ideal* time m (tf + tb) instead and call that the bubble. Say which one you mean.)
+# $(m+p-1)(t_f+t_b)$, whatever $t_f$ and $t_b$ are, and the share of it that is idle follows. (Narayanan et al. divide
+# by the *ideal* time $m\,(t_f+t_b)$ instead and call that the bubble. Say which one you mean.)
 
 
 # %% tags=["exercise"]

@@ -50,7 +50,7 @@ except ScheduleError as error:
 #
 # The bubble is the time in which the pipeline fills and drains, p - 1 stages long. Give every rank v thin *chunks*
 # instead of one thick stage (rank r holds stages r, r + p, ...), and filling takes thin steps: the bubble shrinks to
-# (p - 1) / (v m + p - 1), if p divides m; for any other m the last round is not full. The price: every micro-batch
+# $\frac{p-1}{vm+p-1}$, if p divides m; for any other m the last round is not full. The price: every micro-batch
 # passes every rank v times, so v p - 1 borders instead of p - 1, each with its messages, and more micro-batches are
 # under way (Narayanan et al. 2021).
 
@@ -332,7 +332,7 @@ show(
 # %% [markdown]
 # Before it came GEMS (Jain et al. 2020): two copies, but one micro-batch after the other, a forward of one direction
 # right behind the backward of the other. One activation, and most of the time idle. With a backward of two forwards
-# and m = p, Chimera's bubble is (p - 2) / (1.5 m + p - 2). After the sum over both copies, replicas must be equal:
+# and m = p, Chimera's bubble is $\frac{p-2}{1.5\,m+p-2}$. After the sum over both copies, replicas must be equal:
 
 # %%
 two, four = Ranks(2), Ranks(4)

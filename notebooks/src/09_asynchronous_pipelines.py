@@ -591,7 +591,7 @@ def my_stages():
 # ## Two buffers are enough
 #
 # 2BW collects the gradients of m >= p micro-batches for one update, so versions are born rarely. The whole batch t
-# uses version t - 1: by then it is on every stage. W(t+1) = W(t) - lr · ∇f(W(t-1)): a delay of one, the same
+# uses version t - 1: by then it is on every stage. $W_{t+1}=W_t-\text{lr}\,\nabla f(W_{t-1})$: a delay of one, the same
 # everywhere.
 
 

@@ -640,17 +640,16 @@ print("interleaved, all keys in one tile:", pairs_by_key("interleaved", tile=Non
 # ## Ring attention: two blocks become one
 #
 # Gathering needs all keys in memory at once. A *ring* passes blocks of keys along, and each rank attends to the one
-# it holds. But softmax needs the sum over **all** keys. Let block b give its output o_b and L_b, the log of its sum
+# it holds. But softmax needs the sum over **all** keys. Let block b give its output $o_b$ and $L_b$, the log of its sum
 # of exp(scores). Both together are a weighted mean:
 #
-# - a = exp(L_2) / (exp(L_1) + exp(L_2)) = sigmoid(L_2 - L_1)
-# - o = (1 - a) o_1 + a o_2
-# - L = log(exp L_1 + exp L_2) = L_1 - logsigmoid(L_1 - L_2)
+# $$a=\frac{e^{L_2}}{e^{L_1}+e^{L_2}}=\text{sigmoid}(L_2-L_1)\qquad o=(1-a)\,o_1+a\,o_2$$
+# $$L=\log(e^{L_1}+e^{L_2})=L_1-\text{logsigmoid}(L_1-L_2)$$
 #
-# But a row that sees no key of block 1 has L_1 = -inf, and the last form gives
+# But a row that sees no key of block 1 has $L_1=-\infty$, and the last form gives
 # inf - inf; `torch.logaddexp(L1, L2)` is right there too. A row without a key in both stays (0, -inf): the next block
 # may have one. In backward, with the *final* L, each block's
-# weights are exp(score - L).
+# weights are $e^{\text{score}-L}$.
 
 
 # %% tags=["exercise"]
@@ -739,10 +738,14 @@ def merge(o1, L1, o2, L2):
 
 # %% [markdown]
 # **Backward, on live ranks.** A rank holds q, k, v, its output o, the final L (t, 1) and the gradient of o. With
-# p = exp(score - L), δ the sum of grad · o in each row, ds = p (grad vᵀ - δ) and scores q kᵀ / √D: dv += pᵀ grad,
-# dq += ds k / √D, dk += dsᵀ q / √D. Autograd is closed here; a block that the mask hides whole is not computed. Keys
-# and values go round the ring, and *their gradients travel with them*, so that after n shifts they are home.
-# `comm.ring_shift(x, axis)` gives the left neighbour's x.
+# scores $q\,k^T/\sqrt D$, $p=e^{\text{score}-L}$, and δ the sum of grad · o in each row:
+#
+# $$ds=p\,(\text{grad}\;v^T-\delta)$$
+#
+# From each block come $p^T\text{grad}$ for dv, $ds\;k/\sqrt D$ for dq and $ds^T q/\sqrt D$ for dk: add them up.
+# Autograd is closed here; a block that the mask hides whole is not computed. Keys and values go round the ring, and
+# *their gradients travel with them*, so that after n shifts they are home. `comm.ring_shift(x, axis)` gives the left
+# neighbour's x.
 
 
 # %% tags=["exercise"]

@@ -322,7 +322,10 @@ for rank, (rows, grads, _) in enumerate(pool[3].run(halo_by_hand, 9, 2)):
 # %% [markdown]
 # ### The adjoint test, and a bug lab
 #
-# If H makes wide rows from own rows, its backward must be the transpose H': **<Hx, y> = <x, H'y>** for all x and y.
+# If H makes wide rows from own rows, its backward must be the transpose H':
+#
+# $$\langle Hx,y\rangle=\langle x,H'y\rangle\quad\text{for all x and y}$$
+#
 # One line, and it needs no model. anemoi's first version *received into* the gradient instead of adding ("not sure if
 # this works yet", says its commit):
 
@@ -731,7 +734,7 @@ table(rows, ["ranks", "rows sent by the busiest, heads", "halo of x", "all ranks
 # ## Break-even
 #
 # Heads: 4 (N-1)/N² T rows a rank. A halo of the input on both sides, as in the weather model: 2w rows.
-# Equal at **w = 2 (N-1) T / N²**; causal attention needs one side only, so it wins up to twice that window.
+# Equal at $w=2\,(N-1)\,T/N^2$; causal attention needs one side only, so it wins up to twice that window.
 # **Predict** the break-even of 72 tokens on 6 ranks. Then it is run: heads, and halos just that wide. A shard has 12
 # tokens, so these come from two ranks away.
 

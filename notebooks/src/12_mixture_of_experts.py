@@ -955,7 +955,8 @@ for habit, kinds in launch(lab.habits, ranks=2, echo=False)[0].items():
 # where it is gated (Mixtral, DeepSeek). Its row travels four times, C numbers of e bytes, (n-1)/n of which leave the
 # rank. The width C cancels: only H counts.
 #
-# wire time / compute time = 4 e (n-1)/n / (wire bytes/s) * (flop/s) / (6 w H)
+# $$\frac{\text{wire time}}{\text{compute time}}=
+# \frac{n-1}{n}\cdot\frac{4\,e}{\text{wire bytes/s}}\cdot\frac{\text{flop/s}}{6\,w\,H}$$
 #
 # | machine | flop/s a rank | bytes/s a rank | source |
 # |---|---|---|---|
