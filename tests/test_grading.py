@@ -123,7 +123,7 @@ def test_an_answer_that_names_its_judge_is_shown_to_the_teacher(results):
     named = ["desk.verdict =", "gpt2lab.lessons.desk"]
     assert results["patches"]["notes"] == [f"half: look at this answer, it names {name}" for name in named]
     noted = {student for student, r in results.items() if any("look at" in note for note in r["notes"])}
-    assert noted == {"patches", "own check", "loops", "sleeps deaf", "gigabyte"}
+    assert noted == {"patches", "own check", "loops", "sleeps deaf", "gigabyte", "exits"}
     assert results["loops"]["notes"] == [
         "half: look at this answer, it did not end; on a busy machine try --seconds 9"
     ]
