@@ -1,10 +1,15 @@
 """Lesson 18: a rank dies, its neighbour holds its shard and training goes on; or the others go on without it."""
 
+import os
+import signal
+
 import pytest
 import torch
 from lesson_cells import definitions
 
 from gpt2lab.lessons.labs import survivors
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG
 
 pytestmark = pytest.mark.live  # ranks of their own, which outlive each other
@@ -92,3 +97,20 @@ def test_a_step_without_the_dead_is_the_serial_step_on_the_rows_that_are_left(ap
         apart[:1], defined("those_left", ("in (0, 2)]", "in (0, 1, 2)]")), DIVISORS[0]
     )
     assert error(all_rows) > 1e-3
+
+
+def left_alone(rank, world_size):
+    """Rank 1 dies; rank 2 hears of it and leaves; rank 0 waits for rank 2, which will never send."""
+    axis = Mesh(dp=world_size)["dp"]
+    comm.barrier(axis)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        comm.recv(torch.empty(1), axis, (rank - 1) % world_size)
+    except RuntimeError:
+        return "lives"
+
+
+@pytest.mark.timeout(60)  # where nobody hears, a call waits for 120 s
+def test_who_waits_for_a_rank_that_has_left_hears_of_it(apart):
+    assert survivors.together(apart, left_alone)[::2] == ["lives", "lives"]

@@ -49,14 +49,18 @@ def _result(pool: Ranks, *given):
 
 
 def _met(_, __, rank: int, size: int, folder: str, fn, *args):
-    """Leave the process group of before, join a new one, and call `fn` in it."""
-    dist.destroy_process_group()
+    """Leave the process group that a pool begins with, join a new one, call `fn` in it, and leave that one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
     board = Path(folder, f"board {rank}")  # of its own: nobody compares calls, as a new rank has made fewer
     status_board.Board(board, size, create=True).close()
     status_board.attach(board, rank, size)
     how = {"rank": rank, "world_size": size, "timeout": timedelta(seconds=120)}
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", size), **how)
-    return fn(rank, size, *args)
+    try:
+        return fn(rank, size, *args)
+    finally:
+        dist.destroy_process_group()  # who waits for this rank hears that it has left
 
 
 def held(one: Trainer) -> list[torch.Tensor]:
