@@ -42,6 +42,7 @@ from gpt2lab.train import Recipe, Trainer
 from gpt2lab.verify import verify, worst
 
 # %% tags=["setup"]
+torch.set_num_threads(1)  # these models are too small to share
 pool = Ranks(4)  # live ranks, started when first used
 
 # %% [markdown]
