@@ -135,9 +135,7 @@ def _verdict(error: BaseException) -> tuple[str, str]:
     if kind == "NotImplementedError":
         return "TODO", "write it, then run this cell again"
     if isinstance(error, AssertionError):
-        return "FAIL", str(
-            error
-        ) or "an assertion without words; run the checker's lines by hand to see which"
+        return "FAIL", str(error) or "an assertion without words; run the checker by hand to see which"
     return "FAIL", f"{kind}: {error}"
 
 
