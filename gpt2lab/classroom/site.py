@@ -108,7 +108,7 @@ def _described(cell, drawn: bool) -> list:
     tags = cell.metadata.setdefault("tags", [])
     if cell.metadata.get("jupyter"):
         tags.append("hide-input")
-        cells[0].metadata["mystnb"]["code_prompt_show"] = "Show the imports"
+        cell.metadata["mystnb"]["code_prompt_show"] = "Show the imports"
     if drawn and all(len(part) == 2 and _alt(part[0]) for part in parts):  # only figures and captions
         for one in cells:
             one.metadata["tags"].append("poster")

@@ -131,7 +131,7 @@ function slides(article, screen) {
       }
       const announced = slide?.length > 2 && /(:|\.py)$/.test(slide.at(-1).textContent.trim());
       const first = announced ? [slide.pop()] : [];
-      for (const part of parted(piece, [heading, ...first], screen)) {
+      for (const part of parted(piece, [heading, ...first], screen) || [piece]) {
         slide = [heading.cloneNode(true), ...first.splice(0), part];
         deck.push(slide);
       }
@@ -142,12 +142,12 @@ function slides(article, screen) {
   return deck;
 }
 
-// A table or a program that is too long for small letters goes on on more slides, four at most.
+// A table or a program that is too long for small letters goes on on more slides, four at most; null where these do not do.
 function parted(piece, above, screen, most = 4) {
   show(screen, [...above.map((part) => part.cloneNode(true)), piece]);
   if (fits(screen, SMALL)) return [piece];
-  const found = most > 1 ? halves(piece).flatMap((half) => parted(half, above.slice(0, 1), screen, most / 2)) : [];
-  return found.length > 1 && !found.includes(undefined) ? found : [most === 4 ? piece : undefined];
+  const found = most > 1 ? halves(piece).map((half) => parted(half, above.slice(0, 1), screen, most / 2)) : [];
+  return found.length && !found.includes(null) ? found.flat() : null;
 }
 
 // Two copies: of a table, each with one half of the rows; of a program, cut at the blank line that is nearest to its middle.
