@@ -942,9 +942,9 @@ first[-1].kill()
 print(f"{len(first)} ranks, one of them killed at step 2")
 
 # %%
-lab.wait_until(agent, lambda: len(agent.children()) == 2 and not set(first) & set(agent.children()))
-second = agent.children()
-print(f"{len(second)} ranks, all of them new:", not set(first) & set(second))
+second = lab.wait_until(agent, lambda: len(new := set(agent.children()) - set(first)) == 2 and new)
+alive = sum(rank.is_running() for rank in first)
+print(f"{len(second)} new ranks; of the first two, alive: {alive}")
 print("torchrun's exit status:", agent.wait(60))
 
 # %%

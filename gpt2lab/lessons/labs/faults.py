@@ -84,10 +84,11 @@ def torchrun(disk: str):
     return psutil.Popen(command, **quiet)
 
 
-def wait_until(agent, true) -> None:
-    """Wait until `true()`, or until the process is over."""
-    while not true() and agent.poll() is None:
+def wait_until(agent, true):
+    """Wait until `true()`, or until the process is over; what `true()` gave last."""
+    while not (given := true()) and agent.poll() is None:
         time.sleep(0.02)
+    return given
 
 
 def exported(main, run: Path, disk: str) -> str:

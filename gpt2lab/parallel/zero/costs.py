@@ -102,9 +102,6 @@ def owner_bytes_sent(sizes: dict[str, int], ranks: int, rank: int, micro: int = 
 @checked(parameters=0, ranks=1, optimizer=0)
 def paper_bytes(parameters: float, ranks: int, optimizer: int = 12) -> dict[int, float]:
     """Bytes a rank by ZeRO stage, as in Figure 1 of the paper: 2-byte weights and gradients, K = `optimizer`."""
-    return {
-        0: (4 + optimizer) * parameters,
-        1: 4 * parameters + optimizer * parameters / ranks,
-        2: 2 * parameters + (2 + optimizer) * parameters / ranks,
-        3: (4 + optimizer) * parameters / ranks,
-    }
+    part = lambda stage, first: 1 / ranks if stage >= first else 1
+    held = lambda stage: 2 * part(stage, 3) + 2 * part(stage, 2) + optimizer * part(stage, 1)
+    return {stage: held(stage) * parameters for stage in range(4)}
