@@ -70,6 +70,8 @@ def remove_folders(parent: int) -> None:
 
 
 def _parent_died(parent: int, sockets: str) -> None:
+    if hasattr(signal, "SIGRTMIN"):
+        signal.signal(signal.SIGRTMIN, signal.SIG_IGN)  # Linux sends one for each thread of the parent
     end_descendants(f"{tempfile.gettempdir()}/{FOLDER_PREFIX}{parent}-")
     remove_folders(parent)
     if sockets:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -93,6 +94,25 @@ def test_killing_the_parent_while_ranks_start_leaves_nothing(script):
         time.sleep(early)
         running.process.kill()
         until(lambda running=running: nothing_left(running))
+
+
+TWICE = """
+import os, signal, tempfile
+from gpt2lab.processes import orphans
+
+def again():
+    os.kill(os.getpid(), signal.SIGRTMIN)
+    return real()
+
+real, tempfile._get_default_tempdir = tempfile._get_default_tempdir, again
+os.environ[orphans.PARENT] = f"{os.getppid()} main "
+orphans.exit_with_parent()
+os.kill(os.getpid(), signal.SIGRTMIN)
+"""
+
+
+def test_a_parent_with_several_threads_whose_death_is_told_more_than_once_leaves_no_process_server():
+    assert subprocess.run([sys.executable, "-c", TWICE], timeout=PATIENCE).returncode == 0
 
 
 @pytest.mark.parametrize("state", ["blocked in a collective", "stopped"])
