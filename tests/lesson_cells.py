@@ -23,10 +23,7 @@ def definitions(number: str, *texts: str, bugs=()) -> dict:
     `bugs` are pairs (right, wrong): text that stands once in these cells, and what stands there instead.
     """
     desk = Desk(lesson(number).name, setup(lesson(number)))
-    cells = [
-        next(c.text for c in lesson(number).cells if c.kind == "code" and text in c.text) for text in texts
-    ]
-    whole = "\n".join(cells)
+    whole = "\n".join(_cells(number, *texts))
     for right, wrong in bugs:
         assert whole.count(right) == 1, f"{right!r} stands there {whole.count(right)} times"
         whole = whole.replace(right, wrong)
@@ -34,6 +31,20 @@ def definitions(number: str, *texts: str, bugs=()) -> dict:
     tree.body = [node for node in tree.body if _defines(node)]
     desk.run(ast.unparse(tree), desk.names)
     return desk.names
+
+
+def after(number: str, *texts: str, **names) -> dict:
+    """The names of a lesson when its set-up and the cells that contain these texts have run, `names` given to them."""
+    desk = Desk(lesson(number).name, setup(lesson(number)))
+    desk.names |= names
+    for cell in _cells(number, *texts):
+        desk.run(cell, desk.names)
+    return desk.names
+
+
+def _cells(number: str, *texts: str) -> list[str]:
+    """The first code cell that contains each of these texts."""
+    return [next(c.text for c in lesson(number).cells if c.kind == "code" and t in c.text) for t in texts]
 
 
 def _defines(node: ast.stmt) -> bool:

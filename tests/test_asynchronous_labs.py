@@ -1,5 +1,6 @@
 """Servers that apply gradients on arrival, replicas that meet every H steps: equal to emulators; their figures."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +14,7 @@ from gpt2lab.lessons.labs import local_sgd
 from gpt2lab.lessons.labs import replicated_stages as replicated
 from gpt2lab.lessons.labs import servers_on_arrival as servers
 from gpt2lab.lessons.labs.compressed import CODES, CodedSum
-from gpt2lab.lessons.labs.servers_on_arrival import arrivals, log_of, missed
+from gpt2lab.lessons.labs.instruments import apart
 from gpt2lab.lessons.labs.staleness import LETTERS, homes_of, losses
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel.data import Naive, Replicas
@@ -30,13 +31,45 @@ DEEP = replace(CONFIG, n_layer=4)
 BATCHES = [example_batch(CONFIG, 7, 11, t) for t in range(6)]
 
 
+def largest_error(found, emulator) -> float:
+    """The largest relative error of weights and losses of all ranks; infinite where another version was read."""
+    reads = emulator.stream.reads
+    if any(r.version != reads[r.op] for *_, record, _ in found for r in record):
+        return float("inf")
+    losses, want = sum(of for of, *_ in found), torch.tensor(emulator.losses, dtype=torch.float64)
+    return max(apart({"": losses}, {"": want}), *(apart(of, emulator.weights) for _, of, *_ in found))
+
+
+def log_of(events) -> list:
+    """What the servers write into their log."""
+    read, log = {}, []
+    for event in events:
+        if event.kind == "pull":
+            read[event.worker] = len(log)
+        else:
+            log.append(servers.Applied(event.worker, event.clock, read[event.worker], len(log)))
+    return log
+
+
+def most_ahead(log) -> int:
+    """The most steps by which a worker was ahead of the slowest when it pulled."""
+    done = lambda entry: Counter(other.worker for other in log[: entry.read])
+    workers = {entry.worker for entry in log}
+    return max(entry.clock - min(done(entry)[w] for w in workers) for entry in log)
+
+
+def missed(log) -> list[int]:
+    """Updates between pull and push of every gradient, without those of its own clock."""
+    return [sum(other.clock != entry.clock for other in log[entry.read : entry.update]) for entry in log]
+
+
 @pytest.mark.parametrize("stages", [(2, 1), (1, 2), (2, 2), (1, 2, 1), (1, 1, 2)])
 @pytest.mark.parametrize("scheme", ["pipedream", "ampnet"])
 @pytest.mark.parametrize("recipe", [Recipe("sgd", lr=0.1, clip=0.5), Recipe(lr=1e-2)], ids=["sgd", "adamw"])
 def test_replicated_stages_equal_their_emulator(pools, stages, scheme, recipe):
     found = pools[sum(stages)].run(replicated.train, scheme, stages, DEEP, BATCHES, recipe)
     emulator = replicated.emulate(scheme, stages, DEEP, BATCHES, recipe)
-    assert replicated.largest_error(found, emulator) < 1e-10
+    assert largest_error(found, emulator) < 1e-10
     stream = emulator.stream
     for rank, (_, weights, record, traffic) in enumerate(found):
         assert [r.held for r in record] == stream.held(rank)
@@ -80,17 +113,15 @@ def test_mutants_of_replicated_stages_are_noticed(pools, stages, owner, name, ma
 
     job = under((owner, name, make), replicated.train)
     found = pools[sum(stages)].run(job, "pipedream", stages, DEEP, BATCHES, recipe)
-    assert (
-        replicated.largest_error(found, replicated.emulate("pipedream", stages, DEEP, BATCHES, recipe)) > 1e-6
-    )
+    assert largest_error(found, replicated.emulate("pipedream", stages, DEEP, BATCHES, recipe)) > 1e-6
 
 
 @given(slow=st.integers(1, 6), bound=st.integers(0, 4), seed=st.integers(0, 50), workers=st.integers(1, 4))
 @settings(max_examples=60, deadline=None)
 def test_no_worker_is_further_ahead_than_the_bound(slow, bound, seed, workers):
     events = servers.arrivals([1.0] * (workers - 1) + [float(slow)], 8, bound, seed)
-    log = servers.log_of(events)
-    assert servers.most_ahead(log) <= bound
+    log = log_of(events)
+    assert most_ahead(log) <= bound
     assert sorted((e.worker, e.clock) for e in log) == [(w, c) for w in range(workers) for c in range(8)]
     if bound == 0:
         assert all(entry.read == entry.clock * workers for entry in log)
@@ -99,14 +130,14 @@ def test_no_worker_is_further_ahead_than_the_bound(slow, bound, seed, workers):
 def test_mutant_a_bound_off_by_one_is_seen_in_the_log():
     loose = lambda right: lambda clock, slowest, bound: right(clock, slowest, bound + 1)
     with planted(servers, "may_start", loose):
-        assert servers.most_ahead(servers.log_of(servers.arrivals([1.0, 5.0], 8, 2))) == 3
+        assert most_ahead(log_of(servers.arrivals([1.0, 5.0], 8, 2))) == 3
 
 
 def test_the_slow_worker_makes_the_others_stale_and_the_bound_limits_it():
     most = {}
     for bound in (0, 1, 3, None):
-        log = servers.log_of(servers.arrivals([1.0, 1.0, 4.0], 12, bound))
-        most[bound] = max(servers.missed(log))
+        log = log_of(servers.arrivals([1.0, 1.0, 4.0], 12, bound))
+        most[bound] = max(missed(log))
     assert most[0] == 0 < most[1] < most[3] <= most[None]
 
 
@@ -124,8 +155,8 @@ def test_the_log_replays_to_the_same_bits(pools, count, bound):
     events = servers.arrivals([1.0] * (workers - 1) + [3.0], len(BATCHES), bound, seed=3)
     found = pools[4].run(servers.serve, count, CONFIG, BATCHES, events, 0.1)
     logs = [log for _, log, _ in found[:count]]
-    assert logs == [servers.log_of(events)] * count
-    assert bound is None or servers.most_ahead(logs[0]) <= bound
+    assert logs == [log_of(events)] * count
+    assert bound is None or most_ahead(logs[0]) <= bound
     mine = torch.cat([part for part, *_ in found[:count]])
     # on a rank, where matrix products take the same path as those that are replayed
     replayed = pools[4].run(lambda *_: servers.replay(CONFIG, BATCHES, logs[0], workers, 0.1)[-1])
@@ -155,7 +186,7 @@ def trained_serially(config):
 
 
 def test_bulk_synchronous_is_serial_training():
-    log = servers.log_of(servers.arrivals([1.0, 2.0, 1.5], len(BATCHES), 0))
+    log = log_of(servers.arrivals([1.0, 2.0, 1.5], len(BATCHES), 0))
     found = servers.replay(CONFIG, BATCHES, log, 3, 0.1)[-1]
     serial = torch.cat([w.flatten() for w in trained_serially(CONFIG).values()])
     assert torch.allclose(found, serial, rtol=0, atol=1e-13)
@@ -240,8 +271,7 @@ def test_each_figure_is_drawn():
         for s in range(2)
     ]
     assert png(plots.kept({"pipedream": record}))
-    logs = {name: log_of(arrivals([1.0, 3.0], 4, bound)) for name, bound in (("BSP", 0), ("ASP", None))}
-    assert png(plots.staleness({name: missed(log) for name, log in logs.items()}))
+    assert png(plots.staleness({"BSP": [0, 0, 0], "ASP": [0, 2, 3]}))
     assert png(plots.loss_by_rule({"BSP": [([0.0, 1.0], [3.0, 2.0]), ([0.0, 1.5], [3.1, 2.2])]}))
     losses = {("1f1b", 0.1, 0): [[3.0, 2.0]], ("2bw", 0.1, 0): [[3.0, 2.5], [3.1, 2.4]]}
     losses["2bw", 0.1, 9] = [[3.0, 2.4]]

@@ -105,7 +105,7 @@ def test_more_ranks_for_the_experts_hold_less_and_send_more():
     rows = lambda n: 1024
     near, far = (scaling.family(f"ep={ep} x dp", "GPT-2 XL, 64 experts", rows, (8, 64))[64] for ep in (8, 64))
     assert near.parts["ep"] < far.parts["ep"] and near.memory > far.memory
-    assert scaling.fits_memory(near) and near.memory > 2 * far.memory
+    assert scaling.a100s().device.memory >= near.memory > 2 * far.memory
     assert near.parts["edp+cp"] > 0 == far.parts.get("edp+cp", 0)
     assert sum(near.parts.values()) == pytest.approx(near.seconds)
     small = scaling.family("ep=64 x dp", "GPT-2 XL, 64 experts", rows, (8,))[8]

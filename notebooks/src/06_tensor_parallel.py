@@ -109,6 +109,16 @@ def mlp_by_matrices(rank, world_size, x, w1, w2):
     return dx, x.T @ dz, F.gelu(z).T @ dy, sum(e.bytes for e in comm.log) // 8
 
 
+def mlp_by_batch(rank, world_size, x, w1, w2):
+    axis, x = Mesh(dp=world_size)["dp"], x.tensor_split(world_size, 0)[rank]
+    comm.clear_log()
+    z = x @ w1
+    dy = 2 * (F.gelu(z) @ w2)
+    dz = dy @ w2.T * lab.gelu_slope(z)
+    d1, d2 = comm.all_reduce(x.T @ dz, axis), comm.all_reduce(F.gelu(z).T @ dy, axis)
+    return dz @ w1.T, d1, d2, sum(e.bytes for e in comm.log) // 8
+
+
 # %% [markdown]
 # **Predict**: data parallel sums the gradients, 8 C² numbers. Tensor parallel sums activations, B T C numbers
 # twice. Below how many tokens does it send less?
@@ -121,7 +131,7 @@ for tokens in (C, 4 * C, 8 * C):
     x = torch.randn(tokens, C, requires_grad=True)
     v1, v2 = w1.clone().requires_grad_(), w2.clone().requires_grad_()
     (F.gelu(x @ v1) @ v2).square().sum().backward()
-    ways = lab.mlp_by_batch, mlp_by_matrices
+    ways = mlp_by_batch, mlp_by_matrices
     by_batch, by_matrices = (two.run(way, x.detach(), w1, w2) for way in ways)
     same = [
         torch.allclose(by_batch[0][1], v1.grad),

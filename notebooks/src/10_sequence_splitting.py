@@ -18,10 +18,13 @@ from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import context as exercises
 from gpt2lab.lessons.labs import context as lab
 from gpt2lab.lessons.labs import recorded, thresholds
+from gpt2lab.lessons.labs.instruments import asleep, begin
 from gpt2lab.lessons.player import play
-from gpt2lab.model import PRESETS, GPT2Config, causal_attention
+from gpt2lab.model import GPT2, PRESETS, GPT2Config, causal_attention
 from gpt2lab.parallel.context import attention, borrow, costs, tiles
+from gpt2lab.parallel.context.exchanges import apply_context
 from gpt2lab.parallel.context.layouts import LAYOUTS, layout
+from gpt2lab.plan import Plan
 from gpt2lab.plots import context as plots
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.ranks import comm, trace
@@ -166,8 +169,18 @@ table(rows, ["bug", "sum of the ranks' losses", "gradient is off by", "rank 1 tr
 # masked targets even a mean of ranks' means is wrong
 # ([Megatron-LM#7513](https://github.com/NVIDIA/Megatron-LM/pull/7513)). The package refuses local positions:
 
+
 # %%
-print(pool[2].run(lab.local_positions)[1])
+def local_positions(rank, world_size):
+    model = GPT2(GPT2Config(vocab_size=50, n_positions=64, n_layer=1, n_head=4, n_embd=32))
+    mine = apply_context(model, Mesh(cp=world_size), Plan(cp=world_size, layout="interleaved"))(11)
+    try:
+        model(torch.zeros_like(mine)[None], torch.arange(len(mine)))
+    except ValueError as error:
+        return str(error)
+
+
+print(pool[2].run(local_positions)[1])
 
 # %% [markdown]
 # ## Attention by hand
@@ -408,8 +421,18 @@ for tile in (8, 2, 1):
 
 
 # %% tags=["measured"]
+def paced_layers(rank, world_size, name):
+    axis, pairs = Mesh(cp=world_size)["cp"], costs.pairs(layout(name, 64, world_size), rank)
+    begin(axis)
+    for i in range(3):
+        asleep(f"layer {i}", "forward", pairs * 1e-4)
+        with trace.span("", kind="wait"):
+            comm.all_gather(torch.zeros(8), axis)
+    return trace.spans(with_comm=False)
+
+
 names = ("contiguous", "interleaved", "zigzag")
-figures = [timeline(trace.merge(pool[4].run(lab.paced_layers, name)), name, clock="paced") for name in names]
+figures = [timeline(trace.merge(pool[4].run(paced_layers, name)), name, clock="paced") for name in names]
 end = max(fig.axes[0].get_xlim()[1] for fig in figures)
 for name, fig in zip(names, figures, strict=True):
     fig.axes[0].set_xlim(0, end)

@@ -11,6 +11,7 @@
 # build both, predict what they send, and count.
 
 # %% tags=["setup"]
+import statistics
 from dataclasses import replace
 
 import torch
@@ -23,6 +24,7 @@ from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import context as exercises
 from gpt2lab.lessons.labs import context as lab
 from gpt2lab.lessons.labs import recorded
+from gpt2lab.lessons.labs.instruments import seconds_of
 from gpt2lab.lessons.player import play
 from gpt2lab.model import GPT2, GPT2Config, causal_attention
 from gpt2lab.parallel.context import costs, halo
@@ -526,10 +528,16 @@ table(rows, ["way", *heads])
 
 
 # %% tags=["measured"]
+def time_way(rank, world_size, way):
+    share = Share(layout("contiguous", 256, world_size), Mesh(cp=world_size)["cp"], 64)
+    x = torch.zeros(128, 512)
+    exchange = lambda: halo.halo_exchange(x, share, 64, dim=0, way=way)
+    return statistics.median(seconds_of(exchange, 30, warmup=0, ready=lambda: comm.barrier(share.axis)))
+
+
 for way in halo.WAYS:
-    print(
-        f"{way:10} 64 rows of 512 numbers, two ranks: {1e3 * max(pool[2].run(lab.time_way, way)):.2f} ms (measured)"
-    )
+    seconds = max(pool[2].run(time_way, way))
+    print(f"{way:10} 64 rows of 512 numbers, two ranks: {1e3 * seconds:.2f} ms (measured)")
 
 # %% [markdown]
 # ## How wide may the window be?

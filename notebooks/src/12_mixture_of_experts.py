@@ -15,16 +15,19 @@ from dataclasses import replace
 import torch
 
 from gpt2lab import launch
-from gpt2lab.experts.mixture import Experts, Mixture, looped
+from gpt2lab.experts.mixture import Experts, Mixture, looped, mixtures
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import experts as exercises
 from gpt2lab.lessons.labs import copies
 from gpt2lab.lessons.labs import experts as lab
+from gpt2lab.lessons.labs.instruments import built
+from gpt2lab.machine.checksum import summ
 from gpt2lab.plots import experts as plots
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.ranks import comm, trace
-from gpt2lab.reference import CONFIG, EXPERTS
+from gpt2lab.reference import CONFIG, EXPERTS, example_batch
+from gpt2lab.train import Trainer
 from gpt2lab.verify import verify
 
 # %% tags=["setup"]
@@ -397,7 +400,12 @@ def guessed(expert, known):
 text = torch.tensor(lab.letters(225_600)[200_000:]).view(512, 50).long()  # (lines, letters of a line)
 line = torch.arange(512)[:, None].expand_as(text)
 models = {"before training": [lab.train(ways["load loss"], seed, steps=0) for seed in seeds], **runs}
-first = {name: [lab.first_experts(run.model, text) for run in three] for name, three in models.items()}
+first = {name: [] for name in models}
+for name, three in models.items():
+    for run in three:
+        note = lambda m, given, seen=first[name]: seen.append(m.route(given[0])[2][..., 0])
+        with torch.no_grad(), mixtures(run.model)[-1].register_forward_pre_hook(note):  # of the last layer
+            run.model(text)
 for name, three in first.items():
     for what, known in (("anything", text * 0), ("the line", line), ("the letter", text)):
         print(f"{name:15} not knowing" if what == "anything" else f"{'':15} knowing", end=" ")
@@ -651,10 +659,21 @@ show(
 # position p of *any* machine to position p of your own, then send each machine's together. Every *row* crosses the
 # network once, as before, in n/m - 1 messages. The word is `node=m`.
 
+
 # %%
+def leaving(rank, world_size, plan):
+    config = replace(lab.SMALL, experts=replace(lab.SMALL.experts, router="expert_choice"))
+    parallel = built(plan, config)
+    comm.clear_log()
+    Trainer(parallel).gradients(example_batch(config, 8, 11))
+    calls = [event for event in comm.log if event.axis.startswith("ep")]
+    sizes = [n for e in calls for target, n in e.targets if target // 2 != rank // 2]  # to the other machine
+    return len(sizes), sum(sizes), summ(torch.cat([g.flatten() for g in parallel.gradients().values()]))
+
+
 gradients = set()
 for plan in ("dp=4,ep=4", "dp=4,ep=4,node=2"):
-    messages, size, digests = zip(*launch(lab.leaving, plan, 2, ranks=4, echo=False), strict=True)
+    messages, size, digests = zip(*launch(leaving, plan, ranks=4, echo=False), strict=True)
     print(f"{plan:17} between two machines of 2 ranks: {sum(messages)} messages, {sum(size):,} bytes")
     gradients.add(digests)
 print("gradients equal to the last bit:", len(gradients) == 1)
@@ -910,12 +929,20 @@ def sent(rows, i, width, experts, element):
 # model. If it is one *row*, or the whole *batch* (whose counts are then gathered, 8 k E bytes a rank), the plan
 # does not matter.
 
+
 # %%
+def dropped_alike(rank, world_size):
+    tight = replace(lab.SMALL, experts=replace(lab.SMALL.experts, capacity=1.0, group="rank"))
+    batch = example_batch(tight, 8, 11)
+    found = lab.gradients_apart(tight, batch, serial="micro=2", alone_config=tight)
+    return max(off for _, off in found.values())
+
+
 for group in ("row", "batch", "rank"):
     tight = replace(EXPERTS, n_layer=2, experts=replace(EXPERTS.experts, capacity=1.0, group=group))
     same = [verify(plan, tight).ok for plan in ("dp=2,ep=2", "dp=2")]
     print(f"group={group:6} dp=2,ep=2 equals the serial run: {same[0]}, dp=2: {same[1]}")
-off = max(launch(lab.dropped_alike, ranks=2, echo=False))
+off = max(launch(dropped_alike, ranks=2, echo=False))
 print(f"group=rank   dp=2,ep=2 equals one rank with two micro-batches of these rows: {off < 1e-12}")
 
 # %% [markdown]

@@ -12,7 +12,9 @@
 # guess the best of five plans, and then run all of them on live ranks.
 
 # %% tags=["setup"]
+import json
 import math
+import random
 from functools import cache
 from itertools import pairwise, product
 
@@ -25,14 +27,18 @@ from gpt2lab.lessons.exercises import automatic as exercises
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.labs import automatic as lab
 from gpt2lab.lessons.labs import explorer
-from gpt2lab.model import PRESETS
+from gpt2lab.model import GPT2, PRESETS
 from gpt2lab.planner import alpa, search
 from gpt2lab.planner.choose import Goal, parallelize
-from gpt2lab.planner.cuts import gpt2_cuts
-from gpt2lab.planner.problem import find_cluster
+from gpt2lab.planner.cuts import ChainProblem, gpt2_cuts
+from gpt2lab.planner.problem import Cluster, Device, find_cluster
 from gpt2lab.planner.search import PLANNERS, Planner
 from gpt2lab.plots import automatic as plots
 from gpt2lab.plots.planner import predicted_and_measured
+from gpt2lab.reference import example_batch, example_weights
+from gpt2lab.sharding.gpt2 import captured_gpt2
+from gpt2lab.sharding.staged import Staged
+from gpt2lab.sharding.tofu import LinkChain
 
 # %% tags=["setup"]
 torch.set_num_threads(1)
@@ -518,7 +524,10 @@ def my_stages():
 # two micro-batches. **Predict** first: which of these is fastest, and which slowest? Write your guess down.
 
 # %%
-live = lab.live_problem()
+six = gpt2_cuts(lab.LIVE, rows=4, length=16, itemsize=8)
+cluster = Cluster(4, Device(1e9, launch=2e-3), lab.LIVE_NETWORK)
+cuts = "sample", "parameter"
+live = ChainProblem(six, cluster, 4, 16, lab.LIVE.n_embd, micros=2, itemsize=8, cuts=cuts, shared=1)
 five = lab.five_plans(live)
 for name, plan in five.items():
     print(f"{name:30} {lab.words(plan)}")
@@ -538,10 +547,22 @@ show_source(lab.StageRunner._receive)
 # may leave some idle.
 
 # %%
-plans = five | lab.more_plans(live, 3)
-staged = lab.staged_plans(lab.chain(live), live, plans)
+plans = five | {name: PLANNERS[name].plan(live).plan for name in ("Alpa", "MCMC (FlexFlow)")}
+draw, choices = random.Random(1), search.soap(live)  # all choices of each operator
+for n in range(3):
+    half = draw.choice([0, 0, 2, 3, 4])  # so many operators on the first two ranks; 0: all on all four
+    blocks = [(0, 2)] * half + [(2, 2)] * (len(live) - half) if half else [(0, 4)] * len(live)
+    of_blocks = [
+        [a for a in some if (a.first, a.count) == at] for some, at in zip(choices, blocks, strict=True)
+    ]
+    plans[f"drawn {n + 1}"] = tuple(map(draw.choice, of_blocks))
+
+chain = LinkChain(captured_gpt2(lab.LIVE, live.rows, live.length))
+staged = {name: Staged(chain, search.stages_of(live, plan)) for name, plan in plans.items()}
 answers = four.run(lab.run_plans, staged, live.rows, live.length, live.micros)
-serial = lab.summed_loss(live.rows, live.length, live.micros)
+model, batch = GPT2(lab.LIVE).double(), example_batch(lab.LIVE, live.rows * live.micros, live.length)
+model.load_state_dict(example_weights(lab.LIVE))
+serial = model.loss(model(batch.tokens), batch.targets).item()  # summed over all targets
 for name in plans:
     losses = [a[name][1] for a in answers if a[name][1] is not None]
     equal = all(abs(loss / serial - 1) < 1e-10 for loss in losses)
@@ -618,7 +639,7 @@ explore(
 # had found on that machine. From the latter alone each plan is predicted again:
 
 # %%
-record = explorer.recorded()
+record = json.loads(explorer.RECORD.read_text())
 rows = compared(record)
 for what, number in agreement(rows).items():
     print(f"{what}: {number:g}")

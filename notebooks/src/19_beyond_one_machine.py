@@ -441,12 +441,12 @@ def curves(model, names, rows, value):
     """For each family of plans {GPUs: (value, whether it fits)}."""
     found = {name: scaling.family(name, model, rows, GPUS) for name in names}
     return {
-        name: {n: (value(n, p), scaling.fits_memory(p)) for n, p in curve.items() if not isinstance(p, str)}
+        name: {n: (value(n, p), p.memory <= room) for n, p in curve.items() if not isinstance(p, str)}
         for name, curve in found.items()
     }
 
 
-GPUS = (8, 16, 64, 256, 1024, 4096)
+GPUS, room = (8, 16, 64, 256, 1024, 4096), scaling.a100s().device.memory
 seconds = lambda n, step: step.seconds
 strong = curves("GPT-2 XL", ("dp", "ZeRO-1", "ZeRO-3", "cp x dp"), lambda n: 4096, seconds)
 strong |= curves("GPT-2 XL, 64 experts", ("ep=8 x dp", "ep=64 x dp"), lambda n: 4096, seconds)

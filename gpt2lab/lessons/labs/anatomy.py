@@ -10,7 +10,6 @@ import torch
 from ...corpus import Batches, encoding, shakespeare
 from ...corpus.shards import Shard, tokenise, write_shard
 from ...generate import KVCache, next_logits
-from ...machine import speed
 from ...model import GPT2, PRESETS, GPT2Config
 from .instruments import built, kept_for_backward
 from .llmc_files import read_debug, read_weights, write_debug, write_weights
@@ -41,16 +40,6 @@ def held(config: GPT2Config, rows: int, recompute: bool) -> dict[str, float]:
 
 
 # ---- the machine and the optimizer
-
-
-def share_of_peak(config: GPT2Config, batch) -> tuple[float, float]:
-    """Operations a second of a matrix product here, and the share of them that forward and backward reach."""
-    rate, model = speed.matmul_rate(), GPT2(config)
-    start = time.perf_counter()
-    for _ in range(3):
-        (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
-    seconds = (time.perf_counter() - start) / 3
-    return rate, speed.flops_per_token(config, batch.tokens.size(1)) * batch.total / seconds / rate
 
 
 def first_update(config: GPT2Config, optimizer_of) -> list:

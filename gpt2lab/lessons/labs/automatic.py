@@ -1,21 +1,17 @@
 """Lesson 17's problem, its five plans, and plans timed on live ranks over a paced network."""
 
 import math
-import random
 import time
 
 from ...machine.links import Link, Network
-from ...model import GPT2, GPT2Config
+from ...model import GPT2Config
 from ...planner.alpa import clustered
 from ...planner.cuts import Assignment, ChainPlan, ChainProblem, gpt2_cuts
 from ...planner.problem import Cluster, Device
-from ...planner.search import PLANNERS, soap, stages_of
 from ...ranks import comm, paced
 from ...reference import example_batch, example_weights
-from ...sharding.gpt2 import captured_gpt2
 from ...sharding.run_staged import StageRunner
 from ...sharding.staged import Staged
-from ...sharding.tofu import LinkChain
 
 MODEL = GPT2Config(vocab_size=1000, n_positions=64, n_layer=4, n_head=4, n_embd=256)
 """The model of the searches: four clusters of about equal work."""
@@ -58,14 +54,6 @@ def plan_family(plan: ChainPlan) -> str:
 LIVE_NETWORK = Network(Link(100e-6, 2e6), Link(50e-6, 40e6), 2)
 
 
-def live_problem(micros: int = 2) -> ChainProblem:
-    """`LIVE` in six operators on two nodes of two ranks; numbers of 8 bytes, gradients summed at each micro-batch."""
-    cluster = Cluster(4, Device(1e9, launch=2e-3), LIVE_NETWORK)
-    return ChainProblem(
-        gpt2_cuts(LIVE, 4, 16, 8), cluster, 4, 16, LIVE.n_embd, micros, 8, ("sample", "parameter"), 1
-    )
-
-
 def five_plans(given: ChainProblem) -> dict[str, ChainPlan]:
     """Plans for four devices among which to guess the best one."""
     n, half = len(given), len(given) // 2
@@ -78,28 +66,6 @@ def five_plans(given: ChainProblem) -> dict[str, ChainPlan]:
         "two stages, data inside": pair(0, "sample") * half + pair(2, "sample") * (n - half),
         "two stages, tensor inside": pair(0, "parameter") * half + pair(2, "parameter") * (n - half),
     }
-
-
-def more_plans(given: ChainProblem, count: int, seed: int = 1) -> dict[str, ChainPlan]:
-    """Alpa's plan, FlexFlow's, and some drawn from all that go over all devices or through two stages of two."""
-    draw, rows = random.Random(seed), soap(given)
-    found = {name: PLANNERS[name].plan(given).plan for name in ("Alpa", "MCMC (FlexFlow)")}
-    for n in range(count):
-        half = draw.choice([0, 0, 2, 3, 4])
-        blocks = [(0, 4)] * len(rows) if not half else [(0, 2)] * half + [(2, 2)] * (len(rows) - half)
-        pick = [[a for a in row if (a.first, a.count) == b] for row, b in zip(rows, blocks, strict=True)]
-        found[f"drawn {n + 1}"] = tuple(map(draw.choice, pick))
-    return found
-
-
-def chain(given: ChainProblem) -> LinkChain:
-    """The captured graph that the live plans cut."""
-    return LinkChain(captured_gpt2(LIVE, given.rows, given.length))
-
-
-def staged_plans(links: LinkChain, given: ChainProblem, plans: dict[str, ChainPlan]) -> dict[str, Staged]:
-    """The programs of all plans."""
-    return {name: Staged(links, stages_of(given, plan)) for name, plan in plans.items()}
 
 
 def run_plans(
@@ -124,10 +90,3 @@ def run_plans(
         loss = results["loss"].item() if "loss" in results else None
         found[name] = best, loss, sent, sent == staged.cost(rank, micros)[0]
     return found
-
-
-def summed_loss(rows: int, length: int, micros: int) -> float:
-    """The same loss, summed over all targets, of the plain model."""
-    model, batch = GPT2(LIVE).double(), example_batch(LIVE, rows * micros, length)
-    model.load_state_dict(example_weights(LIVE))
-    return model.loss(model(batch.tokens), batch.targets).item()

@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 
 from ...machine.checksum import summ
-from ...machine.timing import alone, trials
 from ...model import GPT2, GPT2Config
 from ...parallel.context import attention, costs, halo
 from ...parallel.context.borrow import Share
@@ -14,7 +13,7 @@ from ...plan import Plan
 from ...ranks import comm, trace
 from ...ranks.mesh import Mesh
 from ...verify import relative_error
-from .instruments import asleep, begin, bytes_sent, kept_for_backward
+from .instruments import begin, bytes_sent, kept_for_backward
 
 
 def sent(numbers: int = 8) -> int:
@@ -56,16 +55,6 @@ def edges(rank: int, world_size: int, bug: str = "none") -> tuple:
     return comm.all_reduce(loss.detach(), axis).item(), _error(serial, model, axis), rows
 
 
-def local_positions(rank: int, world_size: int) -> str:
-    """What the package says to a rank that numbers its own tokens from 0."""
-    model, (tokens, _) = _pair()[0], _batch()
-    mine = apply_context(model, Mesh(cp=world_size), Plan(cp=world_size, layout="interleaved"))(11)
-    try:
-        model(tokens[:, mine], torch.arange(len(mine)))
-    except ValueError as error:
-        return str(error)
-
-
 def one_layer(rank: int, world_size: int, exchange: str, name: str, length: int) -> tuple:
     """A step of one layer: numbers sent forward and backward, pairs computed, error of gradients, digest of logits."""
     axis, (serial, model), tokens = Mesh(cp=world_size)["cp"], _pair(), torch.arange(length).expand(2, -1)
@@ -93,17 +82,6 @@ def kept(rank: int, world_size: int, exchange: str, length: int = 24) -> tuple[i
     return sum(found.values()) // 8, costs.kept_numbers(model.config, 2, table, rank, exchange)
 
 
-def paced_layers(rank: int, world_size: int, name: str, layers: int = 3) -> list:
-    """Spans of layers in which a rank sleeps in proportion to its pairs, and then waits in a gather."""
-    axis, pairs = Mesh(cp=world_size)["cp"], costs.pairs(layout(name, 64, world_size), rank)
-    begin(axis)
-    for i in range(layers):
-        asleep(f"layer {i}", "forward", pairs * 1e-4)
-        with trace.span("", kind="wait"):
-            comm.all_gather(torch.zeros(8), axis)
-    return trace.spans(with_comm=False)
-
-
 def timed_layers(rank: int, world_size: int, name: str, layers: int = 5, length: int = 2048) -> list:
     """Spans of the kernels of real layers with a layout, forward and backward, nothing paced."""
     axis = Mesh(cp=world_size)["cp"]
@@ -120,16 +98,6 @@ def timed_layers(rank: int, world_size: int, name: str, layers: int = 5, length:
             mlp(y.detach().transpose(1, 2).flatten(2))
         y.backward(grad)
     return trace.spans(with_comm=False)
-
-
-def time_way(
-    rank: int, world_size: int, way: str, width: int = 512, window: int = 64, turns: int = 30
-) -> float:
-    """Median seconds of one exchange of halos in a way of `halo.WAYS`."""
-    share = Share(layout("contiguous", 128 * world_size, world_size), Mesh(cp=world_size)["cp"], window)
-    x, axis = torch.zeros(128, width), share.axis
-    exchange = lambda: halo.halo_exchange(x, share, window, dim=0, way=way)
-    return alone(trials(exchange, turns, warmup=0, ready=lambda: comm.barrier(axis))).median
 
 
 def checked_by_autograd(rank: int, world_size: int, way: str, after: int = 0, tokens: int = 7) -> bool:

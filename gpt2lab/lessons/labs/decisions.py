@@ -185,11 +185,6 @@ def recorded() -> dict[str, Plan]:
     return {name: Plan.parse(text) for name, text in json.loads(RECORD.read_text()).items()}
 
 
-def same_mesh(one: str, other: str) -> bool:
-    """Whether two plans, given as text, have the same sizes of all axes."""
-    return Plan.parse(one).axes == Plan.parse(other).axes
-
-
 if __name__ == "__main__":
     found = {name: str(case.chosen()) for name, case in (GRID | CAPSTONE).items()}
     RECORD.write_text(json.dumps(found, indent=1) + "\n")

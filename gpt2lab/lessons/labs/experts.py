@@ -8,12 +8,11 @@ import torch
 from ...corpus.batches import Batches
 from ...corpus.shards import plays
 from ...experts.mixture import Experts, mixtures
-from ...machine.checksum import summ
 from ...model import GPT2, GPT2Config
 from ...parallel import spec
 from ...plan import Plan, build
 from ...processes.launch import launch
-from ...ranks import comm, paced, trace
+from ...ranks import paced, trace
 from ...ranks.mesh import Mesh
 from ...reference import EXPERTS, example_batch, example_weights
 from ...train import Recipe, Trainer
@@ -61,17 +60,6 @@ def _every_second(rank: int, world_size: int, jobs) -> list[History]:
     return [train(*job) for job in jobs[rank::world_size]]
 
 
-@torch.no_grad()
-def first_experts(model: GPT2, letters: torch.Tensor) -> torch.Tensor:
-    """The expert (B, T) that each of the letters (B, T) asks for first, in the last layer with experts."""
-    seen = []
-    mixture = mixtures(model)[-1]
-    hook = mixture.register_forward_pre_hook(lambda m, given: seen.append(m.route(given[0])[2][..., 0]))
-    model(letters)
-    hook.remove()
-    return seen[0]
-
-
 # ---- how a skew of the choices spreads
 
 
@@ -111,26 +99,21 @@ def habits(rank: int, world_size: int) -> dict[str, dict]:
     batch, own = example_batch(SMALL, 8, 11), replace(SMALL.experts, group="rank")
     of_a_rank = replace(batch, total=batch.total // world_size)  # the loss: a mean over the rank's tokens
     return {
-        "right": _apart(SMALL, batch),
-        "averaged": _apart(SMALL, of_a_rank, dense=1 / world_size),
-        "divided": _apart(SMALL, batch, experts=1 / world_size),
-        "averaged and divided": _apart(SMALL, of_a_rank, dense=1 / world_size, experts=1 / world_size),
-        "detached": _apart(replace(SMALL, experts=replace(SMALL.experts, balance=0.0)), batch),
-        "of each rank": _apart(replace(SMALL, experts=own), batch),
+        "right": gradients_apart(SMALL, batch),
+        "averaged": gradients_apart(SMALL, of_a_rank, dense=1 / world_size),
+        "divided": gradients_apart(SMALL, batch, experts=1 / world_size),
+        "averaged and divided": gradients_apart(
+            SMALL, of_a_rank, dense=1 / world_size, experts=1 / world_size
+        ),
+        "detached": gradients_apart(replace(SMALL, experts=replace(SMALL.experts, balance=0.0)), batch),
+        "of each rank": gradients_apart(replace(SMALL, experts=own), batch),
     }
 
 
 SMALL = replace(EXPERTS, n_layer=2, experts=Experts(8, 2, balance=0.1))
 
 
-def dropped_alike(rank: int, world_size: int) -> float:
-    """How far gradients of two ranks that drop by rank are off those of one rank whose micro-batches are their rows."""
-    config = replace(SMALL, experts=replace(SMALL.experts, capacity=1.0, group="rank"))
-    found = _apart(config, example_batch(SMALL, 8, 11), serial="micro=2", alone_config=config)
-    return max(off for _, off in found.values())
-
-
-def _apart(
+def gradients_apart(
     config: GPT2Config, batch, dense=1.0, experts=1.0, serial="serial", alone_config=SMALL
 ) -> dict[str, tuple]:
     """By kind of weight: gradients of a step along the serial ones, 1 where they agree, and how far they are off.
@@ -157,18 +140,6 @@ def _kind(name: str) -> str:
 
 
 # ---- messages and time
-
-
-def leaving(rank: int, world_size: int, plan: str, machine: int) -> tuple[int, int, str]:
-    """(messages, bytes, digest of gradients) of a step whose exchanges leave this rank's machine of so many ranks."""
-    config = replace(SMALL, experts=replace(SMALL.experts, router="expert_choice"))
-    parallel = built(plan, config)
-    comm.clear_log()
-    Trainer(parallel).gradients(example_batch(config, 8, 11))
-    calls = [event for event in comm.log if event.axis.startswith("ep")]
-    sizes = [n for e in calls for target, n in e.targets if target // machine != rank // machine]
-    gradients = torch.cat([g.flatten() for g in parallel.gradients().values()])
-    return len(sizes), sum(sizes), summ(gradients)
 
 
 class Slow(torch.autograd.Function):

@@ -3,7 +3,6 @@
 Small models are planned for nodes of two cores such as a laptop's, the others for GPUs such as an H100.
 """
 
-import json
 from argparse import Namespace
 from dataclasses import replace
 from functools import cache
@@ -100,8 +99,3 @@ def explorer(
         title += f"; {seen}"
     clock = timetable(choice.plan, config, goal.rows, goal.length, machine, goal.itemsize)
     return explored(title, choice, machine.device.memory, binds(choice, config, machine, goal), clock)
-
-
-def recorded() -> dict:
-    """What `gpt2lab bench plans` measured: the machine, its calibration, and seconds and bytes of every plan."""
-    return json.loads(RECORD.read_text())

@@ -7,8 +7,6 @@ however many replicas.
 Narayanan et al. 2019, "PipeDream", sections 3.2 and 3.3.
 """
 
-import torch
-
 from ...emulate import Emulator
 from ...model import GPT2, GPT2Config
 from ...parallel import finish
@@ -18,7 +16,7 @@ from ...ranks import comm
 from ...ranks.mesh import Mesh
 from ...schedules.asynchronous import free_running, make_stream
 from ...train import Recipe, make_optimizer
-from .instruments import apart, in_float64
+from .instruments import in_float64
 from .staleness import homes_of
 
 
@@ -63,12 +61,3 @@ def emulate(scheme: str, stages: tuple[int, ...], config: GPT2Config, batches, r
     start = {n: p.detach() for n, p in GPT2(config).double().named_parameters()}
     stream = make_stream(scheme, stages, len(batches))
     return Emulator(config, start, stream, homes_of(config, len(stages)), recipe).run(batches)
-
-
-def largest_error(found: list[tuple], emulator: Emulator) -> float:
-    """The largest relative error of all ranks' weights, and of the losses; infinite where another version was read."""
-    reads = emulator.stream.reads
-    if any(r.version != reads[r.op] for *_, record, _ in found for r in record):
-        return float("inf")
-    losses, want = sum(of for of, *_ in found), torch.tensor(emulator.losses, dtype=torch.float64)
-    return max(apart({"": losses}, {"": want}), *(apart(of, emulator.weights) for _, of, *_ in found))

@@ -61,8 +61,3 @@ def family(name: str, model: str, rows, worlds=WORLDS) -> dict[int, Prediction |
         except ValueError as error:
             found[n] = str(error)
     return found
-
-
-def fits_memory(found: Prediction | str) -> bool:
-    """Whether a plan runs, and within the memory of a GPU."""
-    return not isinstance(found, str) and found.memory <= a100s().device.memory

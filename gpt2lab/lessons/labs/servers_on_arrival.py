@@ -63,38 +63,6 @@ def arrivals(seconds: list[float], steps: int, bound: int | None, seed: int = 0)
     return events
 
 
-def log_of(events: list[WorkerEvent]) -> list[Applied]:
-    """What the servers will write into their log."""
-    read, log = {}, []
-    for event in events:
-        if event.kind == "pull":
-            read[event.worker] = len(log)
-        else:
-            log.append(Applied(event.worker, event.clock, read[event.worker], len(log)))
-    return log
-
-
-def most_ahead(log: list[Applied]) -> int:
-    """The most steps by which a worker was ahead of the slowest when it pulled, from the log alone."""
-    workers, most = {entry.worker for entry in log}, 0
-    for entry in log:
-        done = [sum(other.worker == w for other in log[: entry.read]) for w in workers]
-        most = max(most, entry.clock - min(done))
-    return most
-
-
-def missed(log: list[Applied]) -> list[int]:
-    """Updates between pull and push of every gradient, without those of its own clock: in BSP none."""
-    return [sum(other.clock != entry.clock for other in log[entry.read : entry.update]) for entry in log]
-
-
-def loss_at(model: GPT2, weights: torch.Tensor, batch: Batch) -> float:
-    """The mean loss of a batch at flat weights."""
-    torch.nn.utils.vector_to_parameters(weights.clone(), model.parameters())
-    with torch.no_grad():
-        return model.loss(model(batch.tokens), batch.targets).item() / batch.total
-
-
 def rows_gradient(model: GPT2, weights: torch.Tensor, batch: Batch) -> torch.Tensor:
     """The gradient (P,) of the summed loss of some rows over the global number of target tokens, at flat weights."""
     torch.nn.utils.vector_to_parameters(weights.clone(), model.parameters())

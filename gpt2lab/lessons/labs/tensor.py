@@ -15,18 +15,6 @@ def gelu_slope(z: torch.Tensor) -> torch.Tensor:
     return torch.autograd.grad(F.gelu(z).sum(), z)[0]
 
 
-def mlp_by_batch(rank, world_size, x, w1, w2):
-    """Data parallelism of an MLP by hand: gradients of x, w1 and w2 (loss: the sum of squares), numbers sent."""
-    axis = Mesh(dp=world_size)["dp"]
-    x = x.tensor_split(world_size, 0)[rank]
-    comm.clear_log()
-    z = x @ w1
-    dy = 2 * (F.gelu(z) @ w2)
-    dz = dy @ w2.T * gelu_slope(z)
-    d1, d2 = comm.all_reduce(x.T @ dz, axis), comm.all_reduce(F.gelu(z).T @ dy, axis)
-    return dz @ w1.T, d1, d2, bytes_sent() // 8
-
-
 class Gathered(torch.autograd.Function):
     """Columns of all ranks side by side; `summed` or not, backward gives the owner of a column its gradient."""
 
