@@ -2,13 +2,12 @@
 
 import numpy as np
 from matplotlib import colormaps
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from ..parallel.context.layouts import hops, layout
 from .context import volumes
 from .forms import heat, legend_above, rectangle, text_at
-from .style import COLORS, THINGS, figure, rank_color
+from .style import COLORS, THINGS, figure, paler, rank_color
 
 
 def halo_mask(tokens: int, ranks: int, window: int) -> Figure:
@@ -17,10 +16,9 @@ def halo_mask(tokens: int, ranks: int, window: int) -> Figure:
     fig, ax = figure(5.2, 4)
     for q in range(tokens):
         color = rank_color(table.owners[q])
-        pale = [1 - 0.4 * (1 - c) for c in to_rgb(color)]
         for k in range(max(0, q - window), q + 1):
             own = table.owners[k] == table.owners[q]
-            look = {"fc": color} if own else {"fc": pale, "ec": "#333333", "hatch": "////"}
+            look = {} if own else {"fc": paler(color, 0.6), "ec": "#333333", "hatch": "////"}
             rectangle(ax, k, q, 1, 1, color, lw=0.4, **look)
     for edge in np.cumsum(table.sizes)[:-1]:
         ax.axhline(edge, color="black", lw=0.8), ax.axvline(edge, color="black", lw=0.8)

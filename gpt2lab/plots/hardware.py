@@ -144,9 +144,7 @@ def parallelism_profile(spans, unit: float = 1e3) -> Figure:
     for s in spans:
         cell(top, (s.start - zero) * unit, s.rank, (s.end - s.start) * unit, 0.7, rank_color(s.rank))
     ranks = sorted({s.rank for s in spans})
-    top.set_yticks(ranks, [f"rank {r}" for r in ranks])
-    top.invert_yaxis()
-    top.grid(axis="y", visible=False)
+    name_rows(top, [f"rank {r}" for r in ranks])
     times, counts = zip(*metrics.profile(spans), strict=True)
     low.fill_between([(t - zero) * unit for t in times], counts, step="post", color=THINGS[2])
     mean = metrics.average_parallelism(spans)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ..planner.balance import every_cut, slowest
-from .forms import bars, cell, chart, heat, legend_above, name_rows, text_at
+from .forms import bars, cell, chart, heat, legend_above, name_columns, name_rows, text_at
 from .style import COLORS, PLATE, SERIAL, THINGS, figure, rank_color
 
 
@@ -166,9 +166,8 @@ def three_steps(times: Sequence[float], bounds: Sequence[int], where: Sequence[i
         text_at(one, (a + b - 1) / 2, -0.05e3 * max(times), stage, fontsize=9)
         if b < len(times):
             one.axvline(b - 0.5, color=SERIAL, linewidth=1)
-    one.set_xticks([])
     one.set_xlabel("layers of each stage", labelpad=12)
-    one.set(title="1. partition", ylabel="ms a layer")
+    one.set(title="1. partition", ylabel="ms a layer", xticks=[])
     for stage, device in enumerate(where):
         x, y = device // 2, 1 - device % 2
         color = rank_color(device)
@@ -179,9 +178,8 @@ def three_steps(times: Sequence[float], bounds: Sequence[int], where: Sequence[i
         slow = a // 2 != b // 2
         style = {"color": COLORS["comm"], "linewidth": 3} if slow else {"color": "#999999", "linewidth": 1.5}
         two.plot(*zip(*ends, strict=True), zorder=1, **style)
-    two.set(title="2. place (orange: slow link)", xlim=(-0.6, 1.6), ylim=(-0.6, 1.6))
-    two.set_xticks([0, 1], ["node 0", "node 1"])
-    two.set_yticks([])
+    two.set(title="2. place (orange: slow link)", xlim=(-0.6, 1.6), ylim=(-0.6, 1.6), yticks=[])
+    name_columns(two, ["node 0", "node 1"])
     two.grid(False)
     _gantt(three, simulated, names=False)
     three.set_title("3. schedule")
