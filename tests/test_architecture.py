@@ -199,7 +199,7 @@ OVER = {
     "planner": 5_851,
     "classroom": 2_319,
     "core": 12_294,
-    "the package": 49_391,
+    "the package": 49_356,
 }  # too large today: these may only shrink
 
 

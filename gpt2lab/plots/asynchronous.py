@@ -80,7 +80,7 @@ def _versions(ax, times, held, where: str = "pre") -> None:
     ax.yaxis.get_major_locator().set_params(integer=True)
 
 
-def kept(records: dict[str, list], title: str = "") -> Figure:
+def kept(records: dict[str, list]) -> Figure:
     """Versions that each stage keeps after each of its operations; one panel a scheme, one line a stage."""
     fig, axes = figure(8, 2.4, cols=len(records), sharey=True, squeeze=False)
     for ax, (name, stages) in zip(axes[0], records.items(), strict=True):
@@ -92,7 +92,7 @@ def kept(records: dict[str, list], title: str = "") -> Figure:
     return fig
 
 
-def staleness(missed: dict[str, list[int]], title: str = "") -> Figure:
+def staleness(missed: dict[str, list[int]]) -> Figure:
     """How many updates each applied gradient lacked, one panel a rule, the same axes for all."""
     fig, axes = figure(8, 2.4, cols=len(missed), sharex=True, sharey=True)
     for ax, (name, lacked) in zip(axes, missed.items(), strict=True):

@@ -25,21 +25,18 @@ def token_owners(tables: list[TokenLayout]) -> Figure:
     return fig
 
 
-def mask(ax, table: TokenLayout, window: int | None = None, by_rank: bool = True) -> None:
+def mask(ax, table: TokenLayout) -> None:
     """The causal mask, each query's row in its owner's colour; rows rank after rank, columns by position."""
-    rows = table.order if by_rank else range(table.tokens)
     picture = np.ones((table.tokens, table.tokens, 3))
-    for row, q in enumerate(rows):
-        first = 0 if window is None else max(0, q - window)
-        picture[row, first : q + 1] = to_rgb(rank_color(table.owners[q]))
+    for row, q in enumerate(table.order):
+        picture[row, : q + 1] = to_rgb(rank_color(table.owners[q]))
     ax.imshow(picture, interpolation="nearest", aspect="auto")
     for edge in np.cumsum(table.sizes)[:-1]:
         ax.axhline(edge - 0.5, color="black", lw=0.8)
     ax.grid(visible=False)
-    ax.set(xlabel="key", ylabel="queries" if by_rank else "query", xticks=[], yticks=[])
-    if by_rank:
-        ends = np.cumsum((0, *table.sizes))
-        ax.set_yticks((ends[1:] + ends[:-1] - 1) / 2, [f"rank {r}" for r in range(table.ranks)], fontsize=8)
+    ax.set(xlabel="key", ylabel="queries", xticks=[])
+    ends = np.cumsum((0, *table.sizes))
+    ax.set_yticks((ends[1:] + ends[:-1] - 1) / 2, [f"rank {r}" for r in range(table.ranks)], fontsize=8)
 
 
 def picker(name: str, exchange: str, ranks: int, tokens: int, width: int = 64) -> Figure:

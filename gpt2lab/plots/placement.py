@@ -35,7 +35,7 @@ def _columns(graph) -> list[int]:
     return found
 
 
-def _graph(ax, graph, where, path=(), labels: bool = True) -> None:
+def _graph(ax, graph, where, path) -> None:
     columns, place = _columns(graph), {}
     for column in range(max(columns) + 1):
         members = [n for n, c in enumerate(columns) if c == column]
@@ -56,19 +56,17 @@ def _graph(ax, graph, where, path=(), labels: bool = True) -> None:
         ax.plot(x, y, color=color, linewidth=width, zorder=1)
     for n, (x, y) in place.items():
         color = rank_color(where[n])
-        ax.scatter(x, y, s=420 if labels else 90, color=color, zorder=2, edgecolor="white")
-        if labels:
-            text_at(ax, x, y, where[n], on=color, fontsize=9, zorder=3)
-            look = {"textcoords": "offset points", "ha": "center", "fontsize": 8, "bbox": PLATE}
-            ax.annotate(graph.operators[n].name, (x, y), (0, 13), **look)
+        ax.scatter(x, y, s=420, color=color, zorder=2, edgecolor="white")
+        text_at(ax, x, y, where[n], on=color, fontsize=9, zorder=3)
+        look = {"textcoords": "offset points", "ha": "center", "fontsize": 8, "bbox": PLATE}
+        ax.annotate(graph.operators[n].name, (x, y), (0, 13), **look)
     ax.set_axis_off()
     ax.margins(0.04, 0.2)
 
 
-def _gantt(ax, simulated, names: bool = True, devices: int | None = None) -> None:
+def _gantt(ax, simulated, names: bool = True) -> None:
     """A row a device, its jobs in its colour; messages as thin lines below their sender."""
-    devices = devices or 1 + max(job.device for job in simulated.jobs)
-    end = simulated.makespan
+    devices, end = 1 + max(job.device for job in simulated.jobs), simulated.makespan
     for job, (start, stop) in zip(simulated.jobs, simulated.spans, strict=True):
         color, edge = rank_color(job.device), {"edgecolor": "white", "linewidth": 0.4}
         text = job.name if names and stop - start > 0.006 * len(job.name) * end else ""

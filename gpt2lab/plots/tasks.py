@@ -81,7 +81,7 @@ def graph(task_graph, levels, path=(), title: str = "") -> Figure:
     return fig
 
 
-def grain(series: dict[str, list], title: str = "") -> Figure:
+def grain(series: dict[str, list]) -> Figure:
     """Block size against parallelism, overhead and time; rows are (block, parallelism, runtime / work, time in ms)."""
     fig, axes = figure(8, 2.8, 1, 3)
     labels = ("work / critical path", "runtime / work", "time, ms")
@@ -91,7 +91,7 @@ def grain(series: dict[str, list], title: str = "") -> Figure:
             ax.plot(blocks, values, "o-", color=THINGS[4 - number], label=name)
         ax.set(ylim=(0, None), title=label)
         ax.set_xscale("log", base=2)
-    axes[1].set_xlabel("tokens in a block" + (f"; {title}" if title else ""))
+    axes[1].set_xlabel("tokens in a block")
     axes[2].legend(fontsize=8)
     return fig
 
