@@ -199,7 +199,7 @@ OVER = {
     "planner": 5_851,
     "classroom": 2_319,
     "core": 12_294,
-    "the package": 49_356,
+    "the package": 49_353,
 }  # too large today: these may only shrink
 
 

@@ -152,17 +152,15 @@ def hidden(optimizers: dict[str, tuple[list[float], list[float]]]) -> Figure:
     return fig
 
 
-def phases(
-    ways: dict[str, dict[str, float]], published: dict[str, float], titles: tuple[str, str], unit: str = "ms"
-) -> Figure:
+def phases(ways: dict[str, dict[str, float]], published: dict[str, float], titles: tuple[str, str]) -> Figure:
     """Left the times of an update's parts for each way, stacked; right the published times of the same parts.
 
-    `ways[name][part]` and `published[part]` are times in `unit`.
+    `ways[name][part]` and `published[part]` are times in milliseconds.
     """
     fig, axes = figure(8, 2.6, 1, 2, width_ratios=(3, 2))
     for ax, bars, title in zip(axes, (ways, {"": published}), titles, strict=True):
         stacked(ax, bars, PHASES, 0.6, ec="white", inside=0.08)
-        ax.set(title=title, xlabel=unit)
+        ax.set(title=title, xlabel="ms")
         ax.set_ylim(len(ways) - 0.5 if len(bars) > 1 else 1.5, -0.5 if len(bars) > 1 else -1.5)
     fig.legend(handles=patches(PHASES), loc="outside lower center", ncols=len(PHASES), fontsize=9)
     return fig
