@@ -76,7 +76,7 @@ def test_files_are_compared_on_the_command_line_and_others_are_refused(tmp_path,
     assert "which benchmark? Choose from collectives" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", everything.names())
+@pytest.mark.parametrize("name", sorted(everything.RACES))
 def test_quick_sizes_take_the_place_of_the_defaults(name):
     race = races.RACES[name]
     assert vars(races.arguments(name)) == race.options | {"quick": False}

@@ -396,9 +396,6 @@ def test_bars_and_lines_show_the_numbers_they_are_given():
     left, right = plots.phases(ways, {"reduce": 500.0, "rest": 5.0}, ("a", "b")).axes
     assert [(p.get_x(), p.get_width()) for p in left.patches] == [(0, 5), (5, 4), (9, 3), (0, 8), (8, 4)]
     assert [text.get_text() for text in right.texts] == ["500"]
-    steps, seen = plots.epochs({"text": 25}, steps_per_epoch, [4, 6, 12, 24, 25]).axes
-    assert list(steps.lines[0].get_ydata()) == [6, 4, 2, 1] and steps.lines[1].get_xdata()[0] == 24
-    assert list(seen.lines[0].get_ydata()) == pytest.approx([24 / 25] * 4)
     ax = plots.loss_lines({"rank 0": [3.0, 2.0]}, {"mean": [2.5, 2.0]}, [2.5, 2.0]).axes[0]
     assert [line.get_label() for line in ax.lines] == ["serial", "rank 0", "mean"]
     assert [list(line.get_ydata()) for line in ax.lines] == [[2.5, 2], [3, 2], [2.5, 2]]

@@ -135,12 +135,9 @@ def slowed(cluster: Cluster) -> dict[str, float]:
 def features(step: dict) -> np.ndarray:
     """(operations, bytes moved, operators) of a step, by the planner's own formulas: one device that takes 1 s each."""
     config = replace(PRESETS[step["config"]], vocab_size=step.get("words", NARROW))
-    none = float("inf")
+    asked, none = (Plan.parse(step["plan"]), config, step["rows"], step["length"]), float("inf")
     units = Device(1.0, copy=none), Device(none, copy=1.0, add=TORCH_ADDS), Device(none, launch=1.0)
-    ask = lambda unit: (
-        predict(Plan.parse(step["plan"]), config, step["rows"], step["length"], Cluster(1, unit)).seconds
-    )
-    return np.array([ask(unit) for unit in units])
+    return np.array([predict(*asked, Cluster(1, unit)).seconds for unit in units])
 
 
 def fitted(steps: list[dict]) -> tuple[float, float, float]:
@@ -161,9 +158,8 @@ def fitted(steps: list[dict]) -> tuple[float, float, float]:
 def step_seconds(pool: Ranks, plan: str, name: str, rows: int, length: int, words: int) -> float:
     """The fastest of some steps of a plan."""
     config = replace(PRESETS[name], vocab_size=words)
-    return fastest_turns(pool, plan_steps, Namespace(plan=plan, config=config, rows=rows, length=length))[
-        "step"
-    ]
+    asked = Namespace(plan=plan, config=config, rows=rows, length=length)
+    return fastest_turns(pool, plan_steps, asked)["step"]
 
 
 def fastest_turns(pool: Ranks, contest, args=None, rounds: int = 8) -> dict[str, float]:

@@ -22,11 +22,6 @@ from .races import RACES, arguments, run
 LEAST = 0.05  # a smaller change of the median is none, however small the spread
 
 
-def names() -> list[str]:
-    """The benchmarks there are."""
-    return sorted(RACES)
-
-
 def run_one(name: str, quick: bool, folder: Path) -> dict[str, float]:
     """Seconds by name of one benchmark; what it prints goes to a text file, and torch's switches are set back."""
     args = arguments(name, quick=quick)
@@ -65,7 +60,7 @@ def collect(folder: Path, quick: bool = True, rounds: int = 5, minutes: float = 
     Returns {"machine", "rounds", "minutes", "seconds": {benchmark: {what: samples}}, "failed": {benchmark: why}}.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    chosen, begin, longest = chosen or names(), time.monotonic(), 0.0
+    chosen, begin, longest = chosen or sorted(RACES), time.monotonic(), 0.0
     found, failed, done = {"machine": {}}, {}, 0
     report = {"machine": fingerprint(), "quick": quick}
     with tqdm(total=rounds * len(chosen), desc="benchmarks", disable=None) as bar:

@@ -26,7 +26,7 @@ RUNGS = ("transformers", "ours, plain", "+ chunked loss", "+ huge pages", "+ one
 
 def run(args) -> dict[str, float]:
     """Print the median step of every rung, its ratio to transformers', and how near the machine's limit the last is."""
-    from ..plots import ladder
+    from ..plots.benchmarks import ladder
 
     times = {rung: [] for rung in RUNGS}
     ways = {rung: partial(measured_elsewhere, rung, args) for rung in RUNGS}
@@ -40,7 +40,7 @@ def run(args) -> dict[str, float]:
     limit = work / speed.matmul_rate()
     print(f"  at the matmul rate here the last rung would take {limit / middle[RUNGS[-1]]:.0%} of its time;")
     print(f"  its matrix products alone take {limit / middle[RUNGS[0]]:.3f} of transformers")
-    race.save_race(args.out, args.config, times, ladder.ladder(middle))
+    race.save_race(args.out, args.config, times, ladder(middle))
     return middle
 
 

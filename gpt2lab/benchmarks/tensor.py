@@ -31,7 +31,6 @@ def contest(rank: int, world_size: int, args) -> Contest:
     theirs = dtensor_model(args.config, rivals.rival_mesh(args.over))
     optimizer = their_optimizer(theirs)
     loss = lambda: F.cross_entropy(theirs(x).flatten(0, 1), y.flatten(), reduction="sum") / y.numel()
-
     step = rivals.training_step(loss, optimizer)
 
     def their_step():
@@ -44,11 +43,8 @@ def contest(rank: int, world_size: int, args) -> Contest:
     order = qkv_order(args.config.n_embd, world_size)
     ours = {n: g[order] if "c_attn" in n else g for n, g in parallel.gradients().items()}
     apart = rivals.apart(ours, dict(zip(ours, map(whole_gradient, theirs.parameters()), strict=True)))
-    for contestant in (
-        parallel.model,
-        optimizer,
-    ):  # as after each step: while one runs, the other's memory is needed
-        contestant.zero_grad()
+    # as after each step: while one runs, the other's memory is needed
+    parallel.model.zero_grad(), optimizer.zero_grad()
     return Contest({"ours": our_step, "DTensor": their_step}, facts=lambda: {"DTensor": apart})
 
 

@@ -17,7 +17,7 @@ from ..machine.options import Setting
 OPTIONS = {"again": Setting("measure even if this machine is known", bool)}
 
 
-def run(args) -> int:
+def run(args) -> None:
     """Measure, keep, and print what was found."""
     if args.again or not calibration_file().exists():
         with replacing(calibration_file()) as file:
@@ -34,4 +34,3 @@ def run(args) -> int:
         times = f"measured {1e3 * step['seconds']:8.1f} ms fitted {1e3 * step['fitted']:8.1f} ms"
         print(f"  {step['plan']:14}{step['config']:5} {times}")
     print(f"kept in {calibration_file()}")
-    return 0

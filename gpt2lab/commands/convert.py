@@ -54,7 +54,7 @@ class Record:
         self.__dict__.update(state if isinstance(state, dict) else {"said": state})
 
 
-def run(args) -> int:
+def run(args) -> None:
     """Convert one checkpoint or all of a run, and say how to go on."""
     old, new = args.old, args.new
     if new.exists():
@@ -71,7 +71,6 @@ def run(args) -> int:
     for name in BESIDE if found else ():
         if (old / name).exists():
             shutil.copy(old / name, new / name)
-    return 0
 
 
 def read_before(folder: Path) -> tuple[dict[str, Entry], dict[str, str], dict]:

@@ -24,7 +24,7 @@ OPTIONS = {
 }
 
 
-def run(args) -> int:
+def run(args) -> None:
     """Tokenise the text into a shard, say what is in it and how to train on it."""
     text = downloads.download(args.download) if args.download else args.text
     if text.is_dir() or (text.exists() and not text.stat().st_size):
@@ -39,7 +39,6 @@ def run(args) -> int:
     print(f"{text}: {size:,} bytes became {len(shard):,} tokens in {out} ({seconds:.1f} s)")
     print(f"The first {border:,} are for training, the other {len(shard) - border:,} for validation.")
     print(f"Train on it: gpt2lab train --data {out}")
-    return 0
 
 
 def _with_progress(text: Path):

@@ -21,7 +21,7 @@ OPTIONS = {
 }
 
 
-def run(args) -> int:
+def run(args) -> None:
     """Export one checkpoint and say what became of it."""
     source = chosen(args.run or folders.newest(Path("runs")), args.best)
     if (args.out / "state.json").exists():
@@ -30,7 +30,6 @@ def run(args) -> int:
     checkpoint.export(source, args.out)
     print(f"{source} (step {state['step']}, plan {state['plan']}) is now the model in {args.out}")
     print(f"Let it write: gpt2lab generate --model {args.out}")
-    return 0
 
 
 def chosen(run: Path, best: bool) -> Path:

@@ -29,7 +29,7 @@ OPTIONS = {
 }
 
 
-def run(args) -> int:
+def run(args) -> None:
     """Print each prompt with its continuation, and how fast it came."""
     source = args.model or str(folders.newest(Path("runs"), OR_PUBLISHED))
     # not before it is known that there is a model: torch takes seconds
@@ -48,7 +48,6 @@ def run(args) -> int:
         print("-" * 40)
     new = sum(len(text) - len(prompt) for text, prompt in zip(texts, prompts, strict=True))
     print(f"{new} tokens in {seconds:.1f} s: {new / seconds:.0f} tokens/s ({source}, measured)")
-    return 0
 
 
 def model_folder(source: str) -> str:

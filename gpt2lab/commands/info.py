@@ -8,7 +8,7 @@ from ..model import PRESETS
 OPTIONS = {}
 
 
-def run(args) -> int:
+def run(args) -> None:
     """Print the machine, the matmul rate for one thread and for all, and the presets."""
     for key, value in speed.machine().items():
         print(f"{key:12}{value}")
@@ -21,7 +21,6 @@ def run(args) -> int:
         print(
             f"{name:12}{c.parameters:>13,} parameters, {c.n_layer} layers, {c.n_head} heads, width {c.n_embd}"
         )
-    return 0
 
 
 def _say_rates(how: str) -> None:

@@ -66,7 +66,7 @@ def config_of(args) -> GPT2Config:
     return replace(config, experts=options.the_config().experts)
 
 
-def run(args) -> int:
+def run(args) -> None:
     """Print one table a plan: a line for the fullest rank of each stage of its pipeline, as soon as it is known."""
     from ..planner.dry import fullest_ranks
 
@@ -92,7 +92,6 @@ def run(args) -> int:
             print(f"  {stage:5}{''.join(f'{_mebibytes(n):>13}' for n in numbers)}   {when}", flush=True)
             stages.append(parts)
         print(*_explained(stages), sep="\n")
-    return 0
 
 
 def _explained(stages: list[dict[str, int]]) -> list[str]:

@@ -54,14 +54,14 @@ def _shown(text: str) -> bool:
 
 def finish(options: Options, folder: Path, interrupted: list[str]) -> None:
     """The loss curve, the final lines, and a text by the trained model, if no signal is named that ended the run."""
-    from ..plots import style, training
+    from ..plots import curves, style
 
     by = "".join(f" by {name}" for name in interrupted[:1])
     if not (folder / "log.jsonl").exists():
         print(f"Stopped{by} before the first step: {folder} holds the fresh model.")
         return
     log = read_log(folder)
-    style.save_figure(training.loss_curve(log), folder / "loss.png")
+    style.save_figure(curves.loss_curve(log), folder / "loss.png")
     if _shown(drawn := curve([entry["loss"] for entry in log])):
         print(f"loss of steps {log[0]['step']} to {log[-1]['step']} (measured)\n{drawn}")
     newest = checkpoint.all_in(folder)[-1]

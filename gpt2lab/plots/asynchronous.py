@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ..schedules import Op
-from .forms import band, text_at
+from .forms import band, rectangle, text_at
 from .style import COLORS, SERIAL, THINGS, figure, rank_color
 
 
@@ -20,10 +20,9 @@ def version_map(stream, count: int = 10, title: str = "") -> Figure:
     for stage in range(stages):
         for micro in range(count):
             for half, kind in enumerate("FB"):
-                op = Op(kind, stage, micro)
-                left, wide = micro + 0.5 * half, [0, 0.5, 0.5, 0]
-                tall = [stage, stage, stage + 1, stage + 1]
-                ax.fill([left + w for w in wide], tall, color=_shade(stream, op))
+                op, left = Op(kind, stage, micro), micro + 0.5 * half
+                shade = _shade(stream, op)
+                rectangle(ax, left, stage, 0.5, 1, shade, ec=shade)
                 text_at(ax, left + 0.25, stage + 0.5, stream.reads[op], fontsize=8)
         ax.axhline(stage, color="white", linewidth=2)
     for micro in range(count + 1):
@@ -81,7 +80,7 @@ def _versions(ax, times, held, where: str = "pre") -> None:
     ax.yaxis.get_major_locator().set_params(integer=True)
 
 
-def kept(records: dict[str, list], title: str = "") -> Figure:
+def kept(records: dict[str, list]) -> Figure:
     """Versions that each stage keeps after each of its operations; one panel a scheme, one line a stage."""
     fig, axes = figure(8, 2.4, cols=len(records), sharey=True, squeeze=False)
     for ax, (name, stages) in zip(axes[0], records.items(), strict=True):
@@ -93,7 +92,7 @@ def kept(records: dict[str, list], title: str = "") -> Figure:
     return fig
 
 
-def staleness(missed: dict[str, list[int]], title: str = "") -> Figure:
+def staleness(missed: dict[str, list[int]]) -> Figure:
     """How many updates each applied gradient lacked, one panel a rule, the same axes for all."""
     fig, axes = figure(8, 2.4, cols=len(missed), sharex=True, sharey=True)
     for ax, (name, lacked) in zip(axes, missed.items(), strict=True):

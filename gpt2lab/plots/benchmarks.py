@@ -1,4 +1,4 @@
-"""All benchmarks on one page."""
+"""All benchmarks on one page, and what each switch for speed gives."""
 
 import math
 import statistics
@@ -6,8 +6,8 @@ import textwrap
 
 from matplotlib.figure import Figure
 
-from .forms import numbers
-from .style import THINGS, figure
+from .forms import bars, name_rows, numbers
+from .style import COLORS, THINGS, figure
 
 SHOWN = 8
 """At most so many points a panel; the rest is in the JSON file."""
@@ -67,3 +67,14 @@ RIVALS = ("transformers", "ddp", "fully_shard", "dtensor", "torch", "pytorch", "
 def is_rival(what: str) -> bool:
     """Whether a name is that of something we compare with."""
     return any(word in what.lower().replace(",", " ").replace("'", " ").split() for word in RIVALS)
+
+
+def ladder(seconds: dict[str, float]) -> Figure:
+    """Bars of the step time of every rung, as ratios to the first."""
+    fig, ax = figure(7, 0.5 + 0.38 * len(seconds))
+    first = next(iter(seconds.values()))
+    names, ratios = list(seconds), [s / first for s in seconds.values()]
+    bars(ax, ratios, [COLORS["wait"]] + [COLORS["forward"]] * (len(names) - 1), " {:.2f}", 0.8, size=10)
+    name_rows(ax, names)
+    ax.set(xlabel=f"step time, {names[0]} = 1", xlim=(0, max(ratios) * 1.12))
+    return fig

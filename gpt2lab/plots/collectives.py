@@ -104,8 +104,7 @@ def blocks(before, after, title: str = "", owners=None, own: str = "") -> Figure
                     cell(ax, column + 0.04, rank + 0.5, 0.92, 0.84, color, edgecolor="white")
                     look = {"fontsize": 9, "color": ink(color, 0.5)}  # black on more colours than elsewhere
                     text_at(ax, column + 0.5, rank + 0.5, f"{value:g}", **look)
-        ax.set(xlim=(0, width), ylim=(len(rows), 0), title=f"{title}: {name}" if title else name)
+        ax.set(xlim=(0, width), ylim=(len(rows), 0), title=f"{title}: {name}" if title else name, xticks=[])
         ax.set_yticks([r + 0.5 for r in range(len(rows))], [f"rank {r}" for r in range(len(rows))])
-        ax.set_xticks([])
         ax.grid(visible=False)
     return fig

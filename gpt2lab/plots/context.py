@@ -3,11 +3,10 @@
 import numpy as np
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
 from ..parallel.context import costs
 from ..parallel.context.layouts import LAYOUTS, TokenLayout, layout
-from .forms import cell, heat, legend_above, name_columns, name_rows, stacked, text_at
+from .forms import cell, heat, legend_above, name_columns, name_rows, patches, stacked, text_at
 from .style import COLORS, THINGS, figure, rank_color
 
 KERNELS = ("forward", "dQ", "dK,dV by key", "MLP")
@@ -26,22 +25,18 @@ def token_owners(tables: list[TokenLayout]) -> Figure:
     return fig
 
 
-def mask(ax, table: TokenLayout, window: int | None = None, by_rank: bool = True) -> None:
+def mask(ax, table: TokenLayout) -> None:
     """The causal mask, each query's row in its owner's colour; rows rank after rank, columns by position."""
-    rows = table.order if by_rank else range(table.tokens)
     picture = np.ones((table.tokens, table.tokens, 3))
-    for row, q in enumerate(rows):
-        first = 0 if window is None else max(0, q - window)
-        picture[row, first : q + 1] = to_rgb(rank_color(table.owners[q]))
+    for row, q in enumerate(table.order):
+        picture[row, : q + 1] = to_rgb(rank_color(table.owners[q]))
     ax.imshow(picture, interpolation="nearest", aspect="auto")
     for edge in np.cumsum(table.sizes)[:-1]:
         ax.axhline(edge - 0.5, color="black", lw=0.8)
     ax.grid(visible=False)
-    ax.set(xlabel="key", ylabel="queries" if by_rank else "query")
-    ax.set_xticks([]), ax.set_yticks([])
-    if by_rank:
-        ends = np.cumsum((0, *table.sizes))
-        ax.set_yticks((ends[1:] + ends[:-1] - 1) / 2, [f"rank {r}" for r in range(table.ranks)], fontsize=8)
+    ax.set(xlabel="key", ylabel="queries", xticks=[])
+    ends = np.cumsum((0, *table.sizes))
+    ax.set_yticks((ends[1:] + ends[:-1] - 1) / 2, [f"rank {r}" for r in range(table.ranks)], fontsize=8)
 
 
 def picker(name: str, exchange: str, ranks: int, tokens: int, width: int = 64) -> Figure:
@@ -51,11 +46,16 @@ def picker(name: str, exchange: str, ranks: int, tokens: int, width: int = 64) -
     mask(left, table)
     left.set_title(f"{name}, {tokens} tokens")
     work_bars(middle, table, by_heads=exchange == "heads")
-    sent = [costs.sent(exchange, table, r, width) for r in range(ranks)]
-    _stacked(right, [s["forward"][0] / 1e3 for s in sent], [s["backward"][0] / 1e3 for s in sent])
+    sent, below = [costs.sent(exchange, table, r, width) for r in range(ranks)], np.zeros(ranks)
+    for kind in ("forward", "backward"):
+        numbers = np.array([s[kind][0] / 1e3 for s in sent])
+        right.bar(range(ranks), numbers, bottom=below, color=COLORS[kind], label=kind)
+        below += numbers
     most = [costs.sent("qkv", table, r, width) for r in range(ranks)]  # one axis for all exchanges
     top = max(s["forward"][0] + s["backward"][0] for s in most) / 1e3
     right.set(title=f"{exchange}: sent in a layer", ylabel="thousand numbers", ylim=(0, 1.2 * top))
+    right.set(xlabel="rank", xticks=range(ranks))
+    right.legend(fontsize=8, ncols=2, loc="upper left")
     return fig
 
 
@@ -77,8 +77,7 @@ def layer_stack(table: TokenLayout, layers: int = 2) -> Figure:
                     arrow = {"arrowstyle": "-|>", "lw": 1.5, "color": COLORS[kind]}
                     ax.annotate("", (stop, row - down), (start, row - down), arrowprops=arrow)
     ax.set(xlim=(-3.2, table.tokens), ylim=(-0.6, len(parts) - 0.4), xlabel="position in the sequence")
-    ax.set_xticks(np.arange(0, table.tokens, 4))
-    ax.set_yticks([])
+    ax.set(xticks=np.arange(0, table.tokens, 4), yticks=[])
     ax.grid(visible=False)
     return fig
 
@@ -96,7 +95,7 @@ def kernels(runs: dict, names=("attention", "MLP", "dQ, dK, dV")) -> Figure:
         ax.set_xticks(range(len(runs)), list(runs), fontsize=8)
         ax.set(title=kernel, ylim=(0, None), xlim=(-0.6, len(runs) - 0.4))
     axes[0].set_ylabel("milliseconds")
-    keys = [Patch(color=rank_color(r), label=f"rank {r}") for r in (0, 1)]
+    keys = patches({f"rank {r}": rank_color(r) for r in (0, 1)})
     axes[1].legend(handles=keys, fontsize=8, loc="lower center")  # the MLP's boxes are far from zero
     return fig
 
@@ -113,17 +112,6 @@ def work_bars(ax, table: TokenLayout, by_heads: bool = False) -> None:
     ax.axhline(1, color="black", lw=0.8)
     ax.set_xticks(range(len(KERNELS)), [k.replace(" by", "\nby") for k in KERNELS], fontsize=8)
     ax.set(title="work over the mean", ylim=(0, max(2.0, ax.get_ylim()[1])))
-
-
-def _stacked(ax, forward, backward) -> None:
-    ranks = range(len(forward))
-    ax.bar(ranks, forward, color=COLORS["forward"], label="forward")
-    ax.bar(ranks, backward, bottom=forward, color=COLORS["backward"], label="backward")
-    ax.set_xticks(ranks)
-    ax.set_xlabel("rank")
-    top = max(f + b for f, b in zip(forward, backward, strict=True))
-    ax.set_ylim(0, 1.35 * max(top, 1e-3))
-    ax.legend(fontsize=8, ncols=2, loc="upper left")
 
 
 def busiest_over_mean(tokens: int, ranks: int) -> Figure:

@@ -1,8 +1,8 @@
-"""Loss curves of several runs on top of each other, and how far they are from the first one."""
+"""Loss curves: of one run, or of several on top of each other with how far they are from the first one."""
 
 from matplotlib.figure import Figure
 
-from .style import SERIAL, figure, variant
+from .style import SERIAL, THINGS, figure, variant
 
 
 def curves(runs: dict[str, list[float]], floor: float = 1e-17) -> Figure:
@@ -23,4 +23,15 @@ def curves(runs: dict[str, list[float]], floor: float = 1e-17) -> Figure:
     if any(floor in line.get_ydata() for line in apart.lines):
         apart.set(ylabel=f"nats (equal: drawn at {floor:g})")
     losses.legend()
+    return fig
+
+
+def loss_curve(log: list[dict]) -> Figure:
+    """Training loss of every step and validation loss where it was taken, from a run's log."""
+    fig, ax = figure(7, 3.2)
+    ax.plot([e["step"] for e in log], [e["loss"] for e in log], color=THINGS[4], lw=1, label="training")
+    vals = [e for e in log if "val" in e]
+    ax.plot([e["step"] for e in vals], [e["val"] for e in vals], "o-", color=SERIAL, ms=4, label="validation")
+    ax.set(xlabel="step", ylabel="loss (nats a token)", title="Loss of this run (measured)")
+    ax.legend()
     return fig

@@ -90,12 +90,10 @@ def bucket_sizes(tensors: list[int], buckets: list[int]) -> Figure:
     return fig
 
 
-def u_curve(
-    curves: dict[str, list[tuple[int, float]]], xlabel: str = "bytes in a bucket", highest: float = 3
-) -> Figure:
+def u_curve(curves: dict[str, list[tuple[int, float]]], xlabel: str = "bytes in a bucket") -> Figure:
     """Time, over that of the best size, against the size of a piece: `curves[name]` lists (size, seconds).
 
-    Sizes that take more than `highest` times the best are outside the picture.
+    Sizes that take more than three times the best are outside the picture.
     """
     fig, ax = figure(8, 2.9)
     for i, (name, points) in enumerate(curves.items()):
@@ -104,7 +102,7 @@ def u_curve(
         ax.plot(x, [t / y[best] for t in y], "o-", ms=4, color=THINGS[4 - i], label=name)
         ax.plot(x[best], 1, "*", ms=13, color=THINGS[4 - i])
     times = [time for points in curves.values() for _, time in points]
-    top = min(highest, 1.1 * max(times) / min(times))
+    top = min(3, 1.1 * max(times) / min(times))
     ax.set(xscale="log", xlabel=xlabel, ylabel="time / that of the best", ylim=(0.9, top))
     ax.legend()
     return fig
@@ -154,37 +152,17 @@ def hidden(optimizers: dict[str, tuple[list[float], list[float]]]) -> Figure:
     return fig
 
 
-def phases(
-    ways: dict[str, dict[str, float]], published: dict[str, float], titles: tuple[str, str], unit: str = "ms"
-) -> Figure:
+def phases(ways: dict[str, dict[str, float]], published: dict[str, float], titles: tuple[str, str]) -> Figure:
     """Left the times of an update's parts for each way, stacked; right the published times of the same parts.
 
-    `ways[name][part]` and `published[part]` are times in `unit`.
+    `ways[name][part]` and `published[part]` are times in milliseconds.
     """
     fig, axes = figure(8, 2.6, 1, 2, width_ratios=(3, 2))
     for ax, bars, title in zip(axes, (ways, {"": published}), titles, strict=True):
         stacked(ax, bars, PHASES, 0.6, ec="white", inside=0.08)
-        ax.set(title=title, xlabel=unit)
+        ax.set(title=title, xlabel="ms")
         ax.set_ylim(len(ways) - 0.5 if len(bars) > 1 else 1.5, -0.5 if len(bars) > 1 else -1.5)
     fig.legend(handles=patches(PHASES), loc="outside lower center", ncols=len(PHASES), fontsize=9)
-    return fig
-
-
-def epochs(texts: dict[str, int], steps_of, sizes=tuple(int(2 ** (8 + k / 8)) for k in range(180))) -> Figure:
-    """Steps of an epoch, and the share of the text that they see, against the tokens of a global batch.
-
-    `texts[name]` is a number of tokens; `steps_of(tokens, size)` counts the steps of batches of `size` tokens.
-    """
-    fig, (steps, seen) = figure(8, 2.8, 1, 2)
-    for i, (name, tokens) in enumerate(texts.items()):
-        fits = [(size, n) for size in sizes if (n := steps_of(tokens, size))]
-        x, y = zip(*fits, strict=True)
-        steps.plot(x, y, color=THINGS[3 + i], lw=2, label=name)
-        steps.plot(x[-1], y[-1], "o", color=THINGS[3 + i])
-        seen.plot(x, [size * n / tokens for size, n in fits], color=THINGS[3 + i], lw=1.5)
-    steps.set(xscale="log", yscale="log", ylabel="steps an epoch", xlabel="N B T, tokens of a step")
-    seen.set(xscale="log", ylim=(0, 1.05), ylabel="share of the text seen", xlabel="N B T, tokens of a step")
-    steps.legend()
     return fig
 
 

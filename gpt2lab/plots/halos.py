@@ -2,13 +2,12 @@
 
 import numpy as np
 from matplotlib import colormaps
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from ..parallel.context.layouts import hops, layout
 from .context import volumes
 from .forms import heat, legend_above, rectangle, text_at
-from .style import COLORS, THINGS, figure, rank_color
+from .style import COLORS, THINGS, figure, paler, rank_color
 
 
 def halo_mask(tokens: int, ranks: int, window: int) -> Figure:
@@ -17,10 +16,9 @@ def halo_mask(tokens: int, ranks: int, window: int) -> Figure:
     fig, ax = figure(5.2, 4)
     for q in range(tokens):
         color = rank_color(table.owners[q])
-        pale = [1 - 0.4 * (1 - c) for c in to_rgb(color)]
         for k in range(max(0, q - window), q + 1):
             own = table.owners[k] == table.owners[q]
-            look = {"fc": color} if own else {"fc": pale, "ec": "#333333", "hatch": "////"}
+            look = {} if own else {"fc": paler(color, 0.6), "ec": "#333333", "hatch": "////"}
             rectangle(ax, k, q, 1, 1, color, lw=0.4, **look)
     for edge in np.cumsum(table.sizes)[:-1]:
         ax.axhline(edge, color="black", lw=0.8), ax.axvline(edge, color="black", lw=0.8)
@@ -60,13 +58,12 @@ def heads_or_halos(window: int, ranks: int, tokens: int) -> Figure:
     return volumes(bars, "rows of C numbers, sent by the busiest rank")
 
 
-def anemoi(
-    tokens: int, width: int, window: int, heads: int, latency: float = 1e-5, rate: float = 494.5e12
-) -> Figure:
+def anemoi(tokens: int, width: int, window: int, heads: int) -> Figure:
     """Left: one exchange of a layer over the GPUs, by heads and by halos of x. Right: halos over the link's speed.
 
-    Numbers of two bytes; left, links of 50 GB/s (InfiniBand, 400 Gbit/s) and `latency` seconds a message.
+    Numbers of two bytes; left, links of 50 GB/s (InfiniBand, 400 Gbit/s) and 10 microseconds a message.
     """
+    latency, rate = 1e-5, 494.5e12  # seconds; operations a second
     fig, (left, right) = figure(9, 3.4, cols=2)
     ranks, row = np.array([2, 4, 8, 16]), 2.0 * width
     by_heads = 4 * (ranks - 1) * (latency + tokens / ranks**2 * row / 50e9)

@@ -90,9 +90,7 @@ def mistakes(panels: dict[str, dict[str, list[float]]]) -> Figure:
     return fig
 
 
-def speedups(
-    points: dict[str, tuple[int, float]], fractions, serial: dict[int, float] | None = None, most: int = 1024
-) -> Figure:
+def speedups(points: dict[str, tuple[int, float]], fractions, most: int = 1024) -> Figure:
     """Amdahl's curves for serial fractions, with points (workers, speed-up); on the right Karp-Flatt of the points."""
     fig, (left, right) = figure(9, 3.6, 1, 2, width_ratios=(2, 1))
     workers = np.geomspace(1, most, 100)
@@ -113,7 +111,7 @@ def speedups(
     return fig
 
 
-def box_plot(runs: dict[str, list[float]], unit: str = "ms") -> Figure:
+def box_plot(runs: dict[str, list[float]]) -> Figure:
     """Times of iterations by condition: box between the quartiles, line at the median, every iteration a dot."""
     fig, ax = figure(8, 0.9 + 0.5 * len(runs))
     for row, times in enumerate(runs.values()):
@@ -122,7 +120,7 @@ def box_plot(runs: dict[str, list[float]], unit: str = "ms") -> Figure:
         spread = row + 0.3 * (np.arange(len(values)) % 5 - 2) / 5
         ax.plot(values, spread, ".", ms=4, color=THINGS[4], alpha=0.6)
     name_rows(ax, runs)
-    ax.set(xlabel=unit, xlim=(0, None))
+    ax.set(xlabel="ms", xlim=(0, None))
     return fig
 
 
@@ -137,21 +135,19 @@ def iterations(runs: dict[str, list[list[float]]]) -> Figure:
     return fig
 
 
-def parallelism_profile(spans, unit: float = 1e3) -> Figure:
+def parallelism_profile(spans) -> Figure:
     """What ranks do over time, above the number of ranks that work at once; the dashed line is the average."""
     fig, (top, low) = figure(8, 3.8, 2, 1, sharex=True, height_ratios=(3, 2))
     zero = min(s.start for s in spans)
     for s in spans:
-        cell(top, (s.start - zero) * unit, s.rank, (s.end - s.start) * unit, 0.7, rank_color(s.rank))
+        cell(top, 1e3 * (s.start - zero), s.rank, 1e3 * (s.end - s.start), 0.7, rank_color(s.rank))
     ranks = sorted({s.rank for s in spans})
-    top.set_yticks(ranks, [f"rank {r}" for r in ranks])
-    top.invert_yaxis()
-    top.grid(axis="y", visible=False)
+    name_rows(top, [f"rank {r}" for r in ranks])
     times, counts = zip(*metrics.profile(spans), strict=True)
-    low.fill_between([(t - zero) * unit for t in times], counts, step="post", color=THINGS[2])
+    low.fill_between([1e3 * (t - zero) for t in times], counts, step="post", color=THINGS[2])
     mean = metrics.average_parallelism(spans)
     low.axhline(mean, ls="--", color=THINGS[0])
-    end = (times[-1] - zero) * unit
+    end = 1e3 * (times[-1] - zero)
     low.text(end, mean + 0.1, f"average {mean:.1f}", ha="right", va="bottom", fontsize=9)
     low.set(xlabel="ms", ylabel="at work", ylim=(0, len(ranks) + 0.4), yticks=range(len(ranks) + 1))
     return fig

@@ -4,11 +4,10 @@ import math
 from collections.abc import Sequence
 from itertools import chain, cycle
 
-from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
-from .forms import cell, chart, name_columns, name_rows, numbers, patches, stacked
-from .style import HUES, SERIAL, THINGS, figure, ink, plain_log, variant
+from .forms import cell, chart, name_columns, name_rows, numbers, patches, stacked, text_at
+from .style import HUES, SERIAL, THINGS, figure, ink, paler, plain_log, variant
 
 AXES = {
     "tp": {"color": "#E69F00"},
@@ -44,8 +43,7 @@ def cube(lines: dict[str, list[tuple[int, ...]]], nodes: Sequence[int]) -> Figur
             ax.plot(x, y, color=hue, lw=5, solid_capstyle="round", zorder=2)
             ax.scatter(x, y, s=330, color=hue, zorder=3)
             for rank in group:
-                centred = {"ha": "center", "va": "center", "color": ink(hue), "weight": "bold"}
-                ax.annotate(str(rank), place[rank], **centred)
+                text_at(ax, *place[rank], rank, on=hue, weight="bold")
         apart = groups[0][1] - groups[0][0]
         ax.set_title(f"{axis}: ranks {apart} apart" if apart > 1 else f"{axis}: neighbours")
         ax.margins(0.28)
@@ -143,8 +141,7 @@ def bugs(runs: dict[str, list[float]], errors: dict[str, dict[str, float]]) -> F
         wrong.plot((0.01, 0.08), (row, row), **line)
     wrong.set_yticks(range(len(errors)), list(errors), fontsize=9)
     wrong.set(xscale="log", xlim=(1e-19, 30), ylim=(len(errors) - 0.5, -0.5), xlabel="relative error")
-    wrong.set_xticks([10.0**k for k in range(-15, 1, 3)])
-    wrong.set_title("what is wrong, by verify's limit")
+    wrong.set(xticks=[10.0**k for k in range(-15, 1, 3)], title="what is wrong, by verify's limit")
     look = {"loc": "outside lower right", "ncols": len(kinds), "fontsize": 9}
     fig.legend(wrong.get_legend_handles_labels()[0], kinds, **look)
     return fig
@@ -161,8 +158,7 @@ def strategy_pairs(names: Sequence[str], tested: dict[tuple[str, str], list[str]
         for col, b in enumerate(names[: row + 1]):
             count = len(tested.get((a, b), ()))
             share = 0.15 + 0.85 * count / most if count else 0.0
-            full = to_rgb(AXES["dp+cp" if a != b else "pp"]["color"])
-            shade = to_hex([1 - share * (1 - c) for c in full])
+            shade = paler(AXES["dp+cp" if a != b else "pp"]["color"], 1 - share)
             cell(ax, col - 0.47, row, 0.94, 0.9, shade, str(count) if count else "–")
     name_rows(ax, names)
     name_columns(ax, names, rotation=35, ha="right")

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ..planner.balance import every_cut, slowest
-from .forms import bars, cell, chart, heat, legend_above, name_rows, text_at
+from .forms import bars, cell, chart, heat, legend_above, name_columns, name_rows, text_at
 from .style import COLORS, PLATE, SERIAL, THINGS, figure, rank_color
 
 
@@ -35,7 +35,7 @@ def _columns(graph) -> list[int]:
     return found
 
 
-def _graph(ax, graph, where, path=(), labels: bool = True) -> None:
+def _graph(ax, graph, where, path) -> None:
     columns, place = _columns(graph), {}
     for column in range(max(columns) + 1):
         members = [n for n, c in enumerate(columns) if c == column]
@@ -56,19 +56,17 @@ def _graph(ax, graph, where, path=(), labels: bool = True) -> None:
         ax.plot(x, y, color=color, linewidth=width, zorder=1)
     for n, (x, y) in place.items():
         color = rank_color(where[n])
-        ax.scatter(x, y, s=420 if labels else 90, color=color, zorder=2, edgecolor="white")
-        if labels:
-            text_at(ax, x, y, where[n], on=color, fontsize=9, zorder=3)
-            look = {"textcoords": "offset points", "ha": "center", "fontsize": 8, "bbox": PLATE}
-            ax.annotate(graph.operators[n].name, (x, y), (0, 13), **look)
+        ax.scatter(x, y, s=420, color=color, zorder=2, edgecolor="white")
+        text_at(ax, x, y, where[n], on=color, fontsize=9, zorder=3)
+        look = {"textcoords": "offset points", "ha": "center", "fontsize": 8, "bbox": PLATE}
+        ax.annotate(graph.operators[n].name, (x, y), (0, 13), **look)
     ax.set_axis_off()
     ax.margins(0.04, 0.2)
 
 
-def _gantt(ax, simulated, names: bool = True, devices: int | None = None) -> None:
+def _gantt(ax, simulated, names: bool = True) -> None:
     """A row a device, its jobs in its colour; messages as thin lines below their sender."""
-    devices = devices or 1 + max(job.device for job in simulated.jobs)
-    end = simulated.makespan
+    devices, end = 1 + max(job.device for job in simulated.jobs), simulated.makespan
     for job, (start, stop) in zip(simulated.jobs, simulated.spans, strict=True):
         color, edge = rank_color(job.device), {"edgecolor": "white", "linewidth": 0.4}
         text = job.name if names and stop - start > 0.006 * len(job.name) * end else ""
@@ -166,9 +164,8 @@ def three_steps(times: Sequence[float], bounds: Sequence[int], where: Sequence[i
         text_at(one, (a + b - 1) / 2, -0.05e3 * max(times), stage, fontsize=9)
         if b < len(times):
             one.axvline(b - 0.5, color=SERIAL, linewidth=1)
-    one.set_xticks([])
     one.set_xlabel("layers of each stage", labelpad=12)
-    one.set(title="1. partition", ylabel="ms a layer")
+    one.set(title="1. partition", ylabel="ms a layer", xticks=[])
     for stage, device in enumerate(where):
         x, y = device // 2, 1 - device % 2
         color = rank_color(device)
@@ -179,9 +176,8 @@ def three_steps(times: Sequence[float], bounds: Sequence[int], where: Sequence[i
         slow = a // 2 != b // 2
         style = {"color": COLORS["comm"], "linewidth": 3} if slow else {"color": "#999999", "linewidth": 1.5}
         two.plot(*zip(*ends, strict=True), zorder=1, **style)
-    two.set(title="2. place (orange: slow link)", xlim=(-0.6, 1.6), ylim=(-0.6, 1.6))
-    two.set_xticks([0, 1], ["node 0", "node 1"])
-    two.set_yticks([])
+    two.set(title="2. place (orange: slow link)", xlim=(-0.6, 1.6), ylim=(-0.6, 1.6), yticks=[])
+    name_columns(two, ["node 0", "node 1"])
     two.grid(False)
     _gantt(three, simulated, names=False)
     three.set_title("3. schedule")

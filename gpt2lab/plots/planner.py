@@ -5,6 +5,7 @@ from textwrap import wrap
 from matplotlib.figure import Figure
 
 from .forms import bars, equal_where, kinds_of_work, legend_above, name_rows, text_at
+from .schedule import KINDS
 from .style import COLORS, SERIAL, THINGS, figure, plain_log, rank_color, variant
 
 
@@ -78,8 +79,7 @@ def _feasible(ax, choice, limit: float) -> None:
     ax.set(xlabel="GB a device; grey: more than it has", ylabel="ms a step", xlim=(0, right))
     plain_log(ax.yaxis)
     ax.tick_params(axis="y", labelsize=8)
-    ax.set_ylim(0.7 * min(times), top)
-    ax.set_title("feasible; dots: no plan beats them")
+    ax.set(ylim=(0.7 * min(times), top), title="feasible; dots: no plan beats them")
 
 
 def _binds(ax, binds: dict) -> None:
@@ -126,16 +126,15 @@ def _clock(ax, choice, clock) -> None:
     parts, whole = choice.prediction.parts, choice.prediction.seconds
     ends = {name: parts[name] for name in ENDS if parts.get(name, 0) > 0}
     scale = 1e3 * (whole - sum(ends.values())) / float(clock.makespan)
-    kinds = {"F": "forward", "B": "backward", "I": "backward", "W": "weight"}
     for stage, row in enumerate(clock.rows):
         boxes = [(scale * float(b.start), scale * float(b.end - b.start)) for b in row]
-        colors = [COLORS[kinds[b.op.kind]] for b in row]
+        colors = [COLORS[KINDS[b.op.kind]] for b in row]
         ax.broken_barh(boxes, (stage - 0.4, 0.8), facecolors=colors, edgecolor="white", linewidth=0.4)
         left = scale * float(clock.makespan)
         for name, seconds in ends.items():
             ax.barh(stage, 1e3 * seconds, 0.8, left, color=COLORS[ENDS[name]])
             left += 1e3 * seconds
-    done = {kinds[b.op.kind] for row in clock.rows for b in row}
+    done = {KINDS[b.op.kind] for row in clock.rows for b in row}
     shown = [kind for kind in ("forward", "backward", "weight") if kind in done]
     legend_above(ax, 5, handles=kinds_of_work([*shown, *dict.fromkeys(ENDS[name] for name in ends)]))
     name_rows(ax, [f"stage {s}" for s in range(len(clock.rows))])

@@ -70,10 +70,8 @@ def scaling(
     return fig
 
 
-def beside_published(
-    rows: Sequence[tuple[str, str, float]], off: float = 0.2, marked: Collection[str] = ()
-) -> Figure:
-    """(name, source, error): a dot for each row, a line for each source; the band is `off` either way.
+def beside_published(rows: Sequence[tuple[str, str, float]], marked: Collection[str] = ()) -> Figure:
+    """(name, source, error): a dot for each row, a line for each source; the band is 20 % either way.
 
     Rows whose names are `marked` have another colour and shape.
     """
@@ -87,7 +85,7 @@ def beside_published(
         e, name = max(mine, key=lambda one: abs(one[0]))
         side = "right" if e > 0 else "left"
         ax.annotate(name, (e, y), (0, 7), textcoords="offset points", fontsize=7, ha=side)
-    ax.axvspan(-100 * off, 100 * off, color=COLORS["wait"], alpha=0.4, zorder=0)
+    ax.axvspan(-20, 20, color=COLORS["wait"], alpha=0.4, zorder=0)
     ax.axvline(0, color="black", lw=1)
     ax.set(xlabel="predicted seconds of a step, % above the published ones", ylim=(len(sources) - 0.5, -0.7))
     ax.set_yticks(range(len(sources)), labels=[textwrap.fill(s, 40) for s in sources], fontsize=8)

@@ -3,13 +3,12 @@
 from itertools import pairwise
 
 from matplotlib.collections import PatchCollection
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch, Rectangle
 
-from .forms import bars, chart, legend_above, name_rows, numbers, text_at
-from .style import COLORS, THINGS, figure, rank_color
+from .forms import bars, chart, legend_above, name_rows, numbers, rectangle, text_at
+from .style import COLORS, THINGS, figure, paler, rank_color
 
 KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight"}
 NAMES = {"F": "forward", "B": "whole backward", "I": "input gradient", "W": "weight gradient"}
@@ -35,8 +34,7 @@ def schedule(
         if memory:
             _memory(ax, timeline, rank, most)
     for rank, start, stop in seen or []:
-        box = Rectangle((start, rank + 0.08), stop - start, 0.24, fc=COLORS["other"], ec="white", lw=0.5)
-        ax.add_patch(box)
+        rectangle(ax, start, rank + 0.08, stop - start, 0.24, COLORS["other"], lw=0.5)
     _frame(ax, timeline, title, end, unit, bool(seen))
     return fig
 
@@ -68,7 +66,7 @@ def _pairs(ax, rank, row) -> None:
 
 def _box(left, top, width, height, kind, pale) -> Rectangle:
     """A box in the colour of its kind, mixed with white the more the later the chunk."""
-    color = [c + (1 - c) * pale for c in to_rgb(COLORS[KINDS[kind]])]
+    color = paler(COLORS[KINDS[kind]], pale)
     return Rectangle((left, top), width, height, facecolor=color, edgecolor="white", linewidth=0.5)
 
 
@@ -88,15 +86,13 @@ def _memory(ax, timeline, rank, most) -> None:
 
 def _frame(ax, timeline, title, end, unit, live) -> None:
     ranks = len(timeline.rows)
-    ax.set_xlim(0, end)
-    ax.set_ylim(ranks - 0.45, -0.55)
+    ax.set(xlim=(0, end), ylim=(ranks - 0.45, -0.55), xlabel=f"time in {unit}" if unit else "time")
     ax.set_yticks(range(ranks), [f"rank {r}" for r in range(ranks)], fontweight="bold")
     ax.tick_params(axis="y", length=0, pad=12)
     for rank in range(ranks):  # a patch in the rank's colour: some of them are too pale for letters
         place = {"transform": ax.get_yaxis_transform(), "clip_on": False, "color": rank_color(rank)}
         ax.add_patch(Rectangle((-0.013, rank - 0.2), 0.009, 0.4, **place))
     ax.grid(axis="y", visible=False)
-    ax.set_xlabel(f"time in {unit}" if unit else "time")
     ax.set_title(title, pad=24)
     kinds = [k for k in NAMES if any(box.op.kind == k for row in timeline.rows for box in row)]
     handles = [_key(k, timeline.schedule.splits) for k in kinds]
@@ -110,8 +106,8 @@ def _frame(ax, timeline, title, end, unit, live) -> None:
         handles.append(Patch(color=COLORS["other"], label="seen on live ranks"))
     joined = {tuple: HandlerTuple(ndivide=None, pad=0)}
     names = [h.get_label() if isinstance(h, Patch) else NAMES["B"] for h in handles]
-    place = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": len(handles), "fontsize": 8}
-    ax.legend(handles, names, handler_map=joined, columnspacing=1.2, **place)
+    look = {"handler_map": joined, "columnspacing": 1.2}
+    legend_above(ax, len(handles), handles=handles, labels=names, **look)
 
 
 def _key(kind: str, splits: bool):

@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.colors import to_rgb
 
 from .forms import rectangle
-from .style import figure, rank_color
+from .style import figure, paler, rank_color
 
 RANKS = 4
 
@@ -83,7 +83,7 @@ def block(ax, start: dict, size: dict, color: str) -> None:
 
 def _shade(color: str, light: float):
     """The colour mixed with white (light > 0) or black (light < 0)."""
-    return [c + (1 - c) * light if light > 0 else c * (1 + light) for c in to_rgb(color)]
+    return paler(color, light) if light > 0 else [c * (1 + light) for c in to_rgb(color)]
 
 
 def _edge_names(ax, label: str) -> None:

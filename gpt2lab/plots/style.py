@@ -66,10 +66,14 @@ def style() -> None:
     matplotlib.rcParams.update(RC)
 
 
+def paler(color, share: float) -> list[float]:
+    """A colour mixed with white, which has this share."""
+    return [c + (1 - c) * share for c in to_rgb(color)]
+
+
 def rank_color(rank: int) -> str:
     """The colour of a rank, the same in every figure; from rank 8 on the colours return, each round paler."""
-    pale = 1 - 0.65 ** (rank // len(RANKS))
-    return to_hex([c + (1 - c) * pale for c in to_rgb(RANKS[rank % len(RANKS)])])
+    return to_hex(paler(RANKS[rank % len(RANKS)], 1 - 0.65 ** (rank // len(RANKS))))
 
 
 def variant(i: int) -> dict[str, str]:

@@ -81,7 +81,7 @@ def graph(task_graph, levels, path=(), title: str = "") -> Figure:
     return fig
 
 
-def grain(series: dict[str, list], title: str = "") -> Figure:
+def grain(series: dict[str, list]) -> Figure:
     """Block size against parallelism, overhead and time; rows are (block, parallelism, runtime / work, time in ms)."""
     fig, axes = figure(8, 2.8, 1, 3)
     labels = ("work / critical path", "runtime / work", "time, ms")
@@ -89,10 +89,9 @@ def grain(series: dict[str, list], title: str = "") -> Figure:
         for number, (name, sizes) in enumerate(series.items()):
             blocks, values = zip(*((row[0], row[column]) for row in sizes), strict=True)
             ax.plot(blocks, values, "o-", color=THINGS[4 - number], label=name)
+        ax.set(ylim=(0, None), title=label)
         ax.set_xscale("log", base=2)
-        ax.set_ylim(0)
-        ax.set_title(label)
-    axes[1].set_xlabel("tokens in a block" + (f"; {title}" if title else ""))
+    axes[1].set_xlabel("tokens in a block")
     axes[2].legend(fontsize=8)
     return fig
 
@@ -124,9 +123,7 @@ def dashboard(found: dict[str, list[list[float]]], count: int, published: dict[s
             left.plot(range(1, len(run)), [1e3 * s for s in run[1:]], "-", color=hue, alpha=0.6)
             left.plot(0, 1e3 * run[0], "x", color=hue)
         left.plot([], [], color=hue, label=name)
-    left.set_ylim(0)
-    left.set_xlabel("iteration (x: the first)")
-    left.set_title("ms an iteration (measured)")
+    left.set(ylim=(0, None), xlabel="iteration (x: the first)", title="ms an iteration (measured)")
     left.legend(fontsize=8, loc="lower right")
     means = {name: statistics.mean(s for run in runs for s in run[1:]) for name, runs in found.items()}
     first = next(iter(means))

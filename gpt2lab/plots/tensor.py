@@ -54,8 +54,8 @@ SHAPES = {
     "proj": "B T C",
     "up": "B T 4C/{n}",
     "gelu": "B T 4C/{n}",
+    "down": "B T C",
 }
-SHAPES |= {"down": "B T C"}
 """What a rank of n has after the parts of a layer that are cut; after `proj` and `down` it is a partial sum."""
 
 
@@ -174,9 +174,8 @@ ALEXNET = (  # layer, weights, activations of one image (Krizhevsky et al. 2012,
 def alexnet(batch: int = 128):
     """Weights and activations of AlexNet by layer: for convolutions cut the batch, for dense layers the matrix."""
     fig, ax = figure(8, 2.7)
-    names = [name for name, _, _ in ALEXNET]
-    activations = [batch * a for _, _, a in ALEXNET]
-    found = {"weights": [w for _, w, _ in ALEXNET], f"activations of {batch} images": activations}
+    names, weights, activations = zip(*ALEXNET, strict=True)
+    found = {"weights": weights, f"activations of {batch} images": [batch * a for a in activations]}
     beside(ax, found, THINGS[::-1], fill=0.95)
     ax.axvspan(-0.5, 4.5, color=COLORS["wait"], alpha=0.35, zorder=0)
     ax.text(2, 3e8, "cut the batch", ha="center")

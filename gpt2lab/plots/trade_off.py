@@ -10,15 +10,12 @@ from .style import HUES, SERIAL, THINGS, figure
 MARKS = "os^v"
 
 
-def trade_off_map(
-    lines: dict[str, list[tuple[int, object]]], serial, counted=(), mark: int = 0, frame=None
-) -> Figure:
+def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, mark: int = 0, frame=None) -> Figure:
     """Left a line for each strategy over growing numbers of ranks, the last one largest; right messages and repeats.
 
     A family has a colour, a strategy of it a marker, which stands again at the foot of its bar on the right.
     `lines[strategy]` are (ranks, point) with `held`, `sent`, `messages`, `flops`; `serial` is the point of one rank;
-    numbers of ranks in `counted` are full, the others are hollow; those of `mark` ranks get a ring. `frame` are
-    the ends of both axes, for maps to compare.
+    points of `mark` ranks are larger. `frame` are the ends of both axes, for maps to compare.
     """
     fig, (ax, right) = figure(11.5, 4.6, 1, 2, width_ratios=(3, 2))
     unit, name = (1e9, "GB") if serial.held > 1e9 else (1e6, "MB")
@@ -32,9 +29,8 @@ def trade_off_map(
         marker = MARKS[families[:i].count(family)]
         y = [p.held / unit for _, p in line]
         ax.plot(x, y, color=color, lw=1, alpha=0.7)
-        faces = [color if n in counted or not counted else "white" for n, _ in line]
         sizes = [30 + 70 * (n == mark) for n, _ in line]
-        ax.scatter(x, y, s=sizes, marker=marker, c=faces, edgecolors=color, zorder=3)
+        ax.scatter(x, y, s=sizes, marker=marker, color=color, zorder=3)
         ranks, last = next(((n, p) for n, p in line if n == mark), line[-1])
         twice = f"   +{100 * (last.flops - 1):.0f} % operations" if last.flops > 1.001 else ""
         right.barh(i, last.messages, color=color)

@@ -95,9 +95,7 @@ def by_part(models: dict[str, dict[str, dict[str, float]]], room: float) -> Figu
     return fig
 
 
-def memory_over_a_step(
-    curves: dict[str, list[float]], unit: str = "MB", legend: str = "lower right"
-) -> Figure:
+def memory_over_a_step(curves: dict[str, list[float]], legend: str = "lower right") -> Figure:
     """Memory held over one step: `curves[name]` lists bytes in the order of allocation events."""
     fig, ax = figure(8, 3.2)
     for i, (name, held) in enumerate(curves.items()):
@@ -105,12 +103,12 @@ def memory_over_a_step(
         color = variant(i)["color"]
         ax.plot(x, held, lw=1.2, color=color, label=name, drawstyle="steps-post")
         peak(ax, x, held, color)
-    ax.set(xlabel="one step, in allocation events", ylabel=unit, ylim=(0, None))
+    ax.set(xlabel="one step, in allocation events", ylabel="MB", ylim=(0, None))
     ax.legend(loc=legend)
     return fig
 
 
-def residency(columns: dict, replicas: float, unit: str = "MB") -> Figure:
+def residency(columns: dict, replicas: float) -> Figure:
     """Which part's whole weights are on a rank over the events of a step, and below the bytes of weights it holds.
 
     `columns[title]` is a `Residency`; `replicas`: the bytes of all weights, a flat line.
@@ -141,7 +139,7 @@ def residency(columns: dict, replicas: float, unit: str = "MB") -> Figure:
         for x in seen.marks.values():
             curve.text(x, 0, " backward", fontsize=8, va="bottom")
     axes[0, 0].invert_yaxis()
-    axes[1, 0].set_ylabel(unit)
+    axes[1, 0].set_ylabel("MB")
     axes[1, 0].text(1, 1.04 * replicas / 1e6, "replicas", fontsize=8)
     return fig
 
@@ -170,19 +168,19 @@ def beside(groups: dict[str, list[float]], xlabel: str, ylabel: str) -> Figure:
     return fig
 
 
-def alive(curves: dict[str, list[int]], replicas: float, unit: str = "layers") -> Figure:
+def alive(curves: dict[str, list[int]], replicas: float) -> Figure:
     """Weights that are alive over the operations of a step, in units of a layer, and those of replicas."""
     fig, ax = figure(8, 2.6)
     ax.axhline(replicas, color=THINGS[0], lw=1.5, label="replicas")
     looks = [{"color": THINGS[i], "ls": ls} for i, ls in ((4, "-"), (3, "--"))]
     forms.lines(ax, None, curves, looks, lw=1.6, drawstyle="steps-post")
     highest = max(replicas, *map(max, curves.values()))
-    ax.set(xlabel="operations of a step", ylabel=unit, ylim=(0, 1.35 * highest))
+    ax.set(xlabel="operations of a step", ylabel="layers", ylim=(0, 1.35 * highest))
     ax.legend(loc="upper left", ncols=3)
     return fig
 
 
-def graphs(titles: dict[str, list], unit: float = 1e3, name: str = "kB") -> Figure:
+def graphs(titles: dict[str, list]) -> Figure:
     """Small graphs from left to right: `titles[title]` lists rows (op, bytes sent, of state, of the value it makes).
 
     A box is an operation, an arrow a value with its bytes; dark arrows are values that are whole.
@@ -197,13 +195,13 @@ def graphs(titles: dict[str, list], unit: float = 1e3, name: str = "kB") -> Figu
             look = {"arrowstyle": "->", "color": THINGS[0 if size == whole else 1], "lw": 4 * size / whole}
             end = x + (0.66 if x < len(rows) else 0.55)
             ax.annotate("", (end, y), (x - 0.34 * (x > 0), y), arrowprops=look)
-            text = f"{value}\n{size / unit:.1f} {name}".replace("of the ", "of the\n")
+            text = f"{value}\n{size / 1e3:.1f} kB".replace("of the ", "of the\n")
             text_at(ax, x + 0.16, y + 0.1, text, va="top", fontsize=8)
         for x, row in enumerate(rows, 1):
-            cost = f"sends {row.sent / unit:.1f}" if row.sent else f"moments {row.state / unit:.1f}"
+            cost = f"sends {row.sent / 1e3:.1f}" if row.sent else f"moments {row.state / 1e3:.1f}"
             color = COLORS["comm" if row.sent else "update"]
             plate = {"boxstyle": "round,pad=0.4", "facecolor": color, "edgecolor": "none"}
-            text_at(ax, x - 0.34, y, f"{row.op.kind}\n{cost} {name}", on=color, fontsize=8, bbox=plate)
+            text_at(ax, x - 0.34, y, f"{row.op.kind}\n{cost} kB", on=color, fontsize=8, bbox=plate)
     ax.set(xlim=(-0.1, most + 0.7), ylim=(len(titles) - 0.4, -0.65))
     ax.set_axis_off()
     return fig

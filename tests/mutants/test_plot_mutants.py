@@ -49,7 +49,7 @@ FIGURES = {
         (drawn._boxes, "float(box.end - box.start)", "float(box.end - box.start) + 1", BOX),
     "a backward in the colour of a forward":
         (drawn._boxes, "width, TIME, box.op.kind, pale)", 'width, TIME, "F", pale)', BOX),
-    "the earlier chunk is the paler one": (drawn._box, "(1 - c) * pale", "(1 - c) * (0.55 - pale)", PALE),
+    "the earlier chunk is the paler one": (drawn._box, "[kind]], pale)", "[kind]], 0.55 - pale)", PALE),
     "memory in shares of the own peak": (drawn._memory, "MEMORY * h / most", "MEMORY * h / max(held)", BOX),
     "the mark at the last peak":
         (drawn._memory, "peak = held.index(max(held))", "peak = len(held) - 1 - held[::-1].index(max(held))",
