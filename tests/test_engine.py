@@ -11,6 +11,7 @@ import torch
 
 from gpt2lab.lessons import answers, exercises
 from gpt2lab.lessons.desk import Desk
+from gpt2lab.lessons.environment import YOUR_TURN
 from gpt2lab.lessons.exercises import engine, guards, pipeline, pretended, verdict, watching
 from gpt2lab.lessons.exercises.differences import Between, Most, close, difference, equal
 from gpt2lab.lessons.exercises.engine import SEED, Task, by_chance
@@ -49,9 +50,35 @@ def test_a_right_answer_passes_in_any_style():
 
 def test_what_is_not_written_yet_is_to_do():
     def blank(height, width):
-        raise NotImplementedError
+        raise NotImplementedError(YOUR_TURN)
 
     assert says(AREA, blank) == "TODO"
+
+
+def on_meta(height, width):
+    """What torch itself has not."""
+    return torch.ones(height, width, device="meta").cpu()
+
+
+@pytest.mark.parametrize("layer", [on_meta, torch.nn.Module()])
+def test_what_torch_has_not_is_an_error_and_not_to_do(layer):
+    said = says(AREA, layer)
+    assert said.startswith("a square: NotImplementedError: ") and len(said) > 40
+    assert verdict(layer, 3, 3)[0] == "FAIL"
+
+
+@pytest.mark.live
+def test_on_a_rank_too_only_a_blank_exercise_is_to_do():
+    def ask(rank, world_size, answer):
+        return answer(rank, 2)
+
+    with pytest.raises(AssertionError, match="NotImplementedError: "):
+        exercises.live(ask, on_meta, ranks=2)
+    assert verdict(lambda: exercises.live(ask, blank_on_a_rank, ranks=2))[0] == "TODO"
+
+
+def blank_on_a_rank(rank, world_size):
+    raise NotImplementedError("your turn")
 
 
 @pytest.mark.parametrize(
@@ -374,12 +401,12 @@ def one_leaves(rank, exchange):
 
 def one_raises(rank, exchange):
     if rank == 2:
-        raise NotImplementedError
+        raise NotImplementedError("rank 2 gives none")
     return exchange(rank)
 
 
 def test_a_pretended_rank_that_raises_or_leaves_does_not_hold_up_the_others(monkeypatch):
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="rank 2"):
         together(one_raises, 3)
     monkeypatch.setattr(pretended, "TIMEOUT", 0.2)
     with pytest.raises(AssertionError, match="some ranks wait for others"):

@@ -1,6 +1,7 @@
 """Solutions pass, blanks are to do, wrong answers fail with their own words; and the proof itself can fail."""
 
 import contextlib
+import json
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 
 from gpt2lab.lessons.answers import exercises, prove, words_of
 from gpt2lab.lessons.desk import split
-from gpt2lab.lessons.exercises import STATUS, NotPassed, by_hand, check, close, unaided
+from gpt2lab.lessons.exercises import STATUS, NotPassed, by_hand, check, close, engine, unaided
 from gpt2lab.lessons.source import read_lesson
 from gpt2lab.planner import metrics
 
@@ -52,9 +53,26 @@ def lesson(tmp_path, solution="x / 2", words="half of 4", test=TEST, edit=lambda
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_solutions_pass_blanks_are_todo_and_wrong_answers_fail(source):
+def test_solutions_pass_blanks_are_todo_and_wrong_answers_fail(source, monkeypatch):
     own = tiers.touched(source.relative_to(tiers.ROOT).as_posix())
+    number, known = source.name[:2], Asked(engine.known())
+    monkeypatch.setattr(engine, "known", lambda: known)
     assert prove(read_lesson(source), lambda text: own or tiers.drawn(text)) == []
+    written = set(json.loads(engine.KNOWN.read_text())[number])
+    surplus = written - known.asked if own or tiers.today() == "all" else set()
+    assert not known.asked - written and not surplus, f"python -m gpt2lab.lessons.known {number}"
+
+
+class Asked(dict):
+    """What is known of wrong answers; `asked` are the digests of those that were tried."""
+
+    def __init__(self, known):
+        super().__init__(known)
+        self.asked = set()
+
+    def get(self, key, default=None):
+        self.asked.add(key)
+        return super().get(key, default)
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
@@ -130,8 +148,10 @@ def raises(error):
 @pytest.mark.parametrize(
     "error, line",
     [
-        (NotImplementedError(), "TODO  x: write it, then run this cell again\n"),
-        (FromARank("rank 2"), "TODO  x: write it, then run this cell again\n"),
+        (NotImplementedError("your turn"), "TODO  x: write it, then run this cell again\n"),
+        (FromARank("rank 2: your turn"), "TODO  x: write it, then run this cell again\n"),
+        (NotImplementedError("no such kernel"), "FAIL  x: NotImplementedError: no such kernel\n"),
+        (FromARank("no such kernel"), "FAIL  x: NotImplementedError: no such kernel\n"),
         (AssertionError("too long"), "FAIL  x: too long\n"),
         (ZeroDivisionError("division by zero"), "FAIL  x: ZeroDivisionError: division by zero\n"),
     ],

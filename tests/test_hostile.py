@@ -414,6 +414,8 @@ def test_no_answer_forges_its_verdict_where_the_checker_asks_across(across, tmp_
         "exec('x')": "exec",
         "predictions._live(4)": "predictions._live",
         "exercises.half.right(x)": "exercises.half",
+        "exercises.half = 1": "exercises.half =",
+        "vars(exercises)": "exercises",
         "import torch.distributed as dist": "torch.distributed",
         "self = 1; self._x": None,
         "np.__version__": None,
@@ -425,6 +427,7 @@ def test_no_answer_forges_its_verdict_where_the_checker_asks_across(across, tmp_
 def test_answers_that_could_reach_their_judge_are_marked(line, mark):
     found = touches(f"def half(x):\n    {line}\n")
     assert mark in found if mark else not found
+    assert len([name for name in found if name.startswith("exercises")]) < 2, "one thing, one note"
 
 
 @pytest.mark.sandboxed

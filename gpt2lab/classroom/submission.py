@@ -239,6 +239,7 @@ def touches(text: str) -> list[str]:
     tree, found = ast.parse(text), set()
     nodes = list(ast.walk(tree))
     imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+    told = [n.value for n in nodes if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "exercises"]
     others = outside_names(text) - set_names(tree) | set_names(ast.Module(imports, []))
     for node in nodes:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -247,11 +248,10 @@ def touches(text: str) -> list[str]:
         elif isinstance(node, ast.Attribute):
             of = getattr(node.value, "id", "")
             found |= {name for name in (node.attr, f"{of}.{node.attr}") if name in TOUCHY}
-            if of == "exercises" or (of in others and re.match("_[^_]", node.attr)):
-                found.add(f"{of}.{node.attr}")
-            if of in others and not isinstance(node.ctx, ast.Load):
-                found.add(f"{of}.{node.attr} =")
-        elif isinstance(node, ast.Name) and node.id in TOUCHY:
+            sets = of in others and not isinstance(node.ctx, ast.Load)
+            if sets or of == "exercises" or (of in others and re.match("_[^_]", node.attr)):
+                found.add(f"{of}.{node.attr}" + " =" * sets)
+        elif isinstance(node, ast.Name) and node.id in TOUCHY and node not in told:
             found.add(node.id)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "/proc" in node.value:
             found.add("/proc")

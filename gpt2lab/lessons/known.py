@@ -5,30 +5,12 @@ import io
 import json
 import sys
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 from .answers import as_expected, exercises, mistake_of, setup, words_of
 from .desk import Desk, split
 from .exercises import engine
 from .source import Lesson, read_lesson
-
-
-class Asked(dict):
-    """A table of mistakes that knows none, and notes the digest that is looked up."""
-
-    key = ""
-
-    def get(self, key, default=None):
-        """Nothing."""
-        self.key = key
-        return default
-
-
-def in_own_words(desk: Desk, body: str, answer: str, checks: str) -> tuple[list[tuple[str, str, str]], str]:
-    """(verdicts on an answer in the judge's own words, the digest of what it gave, or "")."""
-    asked = Asked()
-    with patch.object(engine, "known", lambda: asked):
-        return desk.verdicts(body, answer, checks), asked.key
 
 
 def met_in(lesson: Lesson) -> dict[str, str]:
@@ -37,10 +19,11 @@ def met_in(lesson: Lesson) -> dict[str, str]:
     for exercise in exercises(lesson):
         body, checks = split(exercise.cell.solved())
         for cell in exercise.wrong:
-            found, key = in_own_words(desk, body, cell.text, checks)
-            if key:
+            with patch.object(engine, "known", return_value=Mock(get=Mock(return_value=None))) as nothing:
+                found = desk.verdicts(body, cell.text, checks)
+            if asked := nothing.return_value.get.call_args:  # what it gave has a digest, which was looked up
                 said = as_expected(found, words_of(cell))
-                known[key] = mistake_of(cell)[0] if said else words_of(cell)
+                known[asked.args[0]] = mistake_of(cell)[0] if said else words_of(cell)
     return known
 
 

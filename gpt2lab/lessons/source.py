@@ -16,7 +16,9 @@ from pathlib import Path
 import jupytext
 import nbformat
 
-BLANK = 'raise NotImplementedError("your turn")'
+from .environment import YOUR_TURN
+
+BLANK = f'raise NotImplementedError("{YOUR_TURN}")'
 SOLUTION = re.compile(r"^([ \t]*)### BEGIN SOLUTION\n.*?^[ \t]*### END SOLUTION[ \t]*$", re.S | re.M)
 ON_RANKS = re.compile(r"ranks \d+")
 MARKER = re.compile(r"^[ \t]*### (?:BEGIN|END) SOLUTION[ \t]*\n?", re.M)

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from ...corpus.storage import replacing
-from ..environment import static
+from ..environment import static, unanswered
 from .differences import close, returned
 from .engine import Puzzle, Task, by_chance, called, refuse, scored
 from .guards import by_hand, closed, frames_closed, guarded, restored, unaided
@@ -132,7 +132,7 @@ def _verdict(error: BaseException) -> tuple[str, str]:
     kind = getattr(error, "ename", "") or type(error).__name__
     if isinstance(error, _Endless):
         return "FAIL", f"no end after {LIMIT:g} s. Does a loop of yours never stop?"
-    if kind == "NotImplementedError":
+    if unanswered(error):
         return "TODO", "write it, then run this cell again"
     if isinstance(error, AssertionError):
         return "FAIL", str(error) or "an assertion without words; run the checker by hand to see which"
@@ -143,7 +143,7 @@ def live(fn, *args, ranks: int, what: str = ""):
     """Results of `fn(rank, world_size, *args)` on live ranks, silently.
 
     Raises AssertionError with one sentence when they wait for each other, when a message does not fit, or when
-    a rank raises; what is not written yet stays NotImplementedError.
+    a rank raises; what a blank exercise raises passes through.
     """
     from ...processes.launch import launch
 
@@ -165,14 +165,14 @@ def _without_frames(fn, rank, world_size, *args):
 
 @contextmanager
 def sentences(what: str = ""):
-    """What ranks raise in the block becomes one AssertionError with a sentence; NotImplementedError passes through."""
+    """What ranks raise in the block becomes one AssertionError with a sentence; a blank exercise stays one."""
     from ...processes.launch import RankFailed
 
     begin = f"{what}: " if what else ""
     try:
         yield
     except RankFailed as error:
-        if error.ename == "NotImplementedError":
+        if unanswered(error):
             raise
         if error.ename in ("Deadlock", "TimeoutError"):
             raise AssertionError(f"{begin}the ranks wait for each other for ever. {error}") from None

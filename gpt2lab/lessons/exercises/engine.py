@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
-from ..environment import static
+from ..environment import static, unanswered
 from .differences import difference, equal, plain, returned
 from .guards import PACKAGE, closed, unaided
 
@@ -204,14 +204,14 @@ def tried(task: Task, answers: tuple, words: str, given: tuple, seen: list) -> N
 
 
 def called(answer, given: tuple, words: str, shut: tuple[str, ...] = ()):
-    """What an answer gives. What it raises becomes an AssertionError with the case; NotImplementedError stays."""
+    """What an answer gives. What it raises becomes an AssertionError with the case; a blank exercise stays one."""
     try:
         with closed(*shut) if shut else nullcontext():
             return answer(*given)
     except Exception as error:
-        kind = getattr(error, "ename", "") or type(error).__name__
-        if kind == "NotImplementedError":
+        if unanswered(error):
             raise
+        kind = getattr(error, "ename", "") or type(error).__name__
         said = str(error) if isinstance(error, AssertionError) else f"{kind}: {error}"
         raise AssertionError(said if said.startswith(words) else f"{words}: {said}") from error
 

@@ -5,13 +5,14 @@ import numpy as np
 from . import returned
 from .differences import Most
 from .engine import Task
+from .guards import PACKAGE
 from .ranked import ranked, sent
 
 rows = Task(
     lambda count, world: [part.tolist() for part in np.array_split(np.arange(count), world)],
     shown=[(8, 2), (10, 4), (7, 2), (7, 3), (2, 3), (5, 1)],
     what="{} rows on {} ranks",
-    closed=("gpt2lab",),
+    closed=(PACKAGE,),
     drawn=lambda chance: (chance.randint(0, 40), chance.randint(1, 9)),
     call=lambda answer, count, world: [
         list(returned(answer(rank, world, count))) for rank in reversed(range(world))

@@ -9,6 +9,7 @@ from ...ranks.mesh import Mesh
 from . import Task, returned
 from .collectives import used_twice
 from .differences import Most
+from .guards import PACKAGE
 from .ranked import ALL, ranked, sent
 
 
@@ -23,7 +24,7 @@ qkv = Task(
     lambda width, heads, ranks: list(torch.arange(3 * width).view(3, ranks, -1).transpose(0, 1).flatten(1)),
     shown=[(8, 4, 2), (24, 6, 3), (16, 4, 4)],
     what="width {}, {} heads on {} ranks",
-    closed=("gpt2lab",),
+    closed=(PACKAGE,),
     drawn=_sizes,
     call=lambda answer, width, heads, ranks: [
         list(map(int, returned(answer(rank, ranks, heads, width)))) for rank in range(ranks)

@@ -9,6 +9,7 @@ from ...ranks.mesh import Axis, Mesh
 from . import close, closed, live, returned
 from .differences import Most
 from .engine import Task
+from .guards import PACKAGE
 from .pretended import together
 from .ranked import by_rank, ranked, sent
 from .watching import memories
@@ -30,7 +31,7 @@ parts = Task(
         for elements, ranks in ((8, 2), (6, 3), (7, 3), (10, 4), (9, 4), (2, 3))
     },
     what="a flat buffer on {1} ranks",
-    closed=("gpt2lab",),
+    closed=(PACKAGE,),
     drawn=lambda chance: (torch.arange(1.0, chance.randint(1, 40) + 1).double(), chance.randint(1, 8)),
     call=lambda answer, flat, ranks: by_rank(
         ("the shard",), [(answer(flat.clone(), rank, ranks),) for rank in range(ranks)]
