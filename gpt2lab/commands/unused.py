@@ -8,30 +8,32 @@ from ..plan import Plan
 from ..schedules.registry import find
 
 OF_PIPELINES = ("schedule", "chunks", "active")
-OF_SEQUENCES = ("layout", "exchange", "hops")
 
 
 def without_effect(plan: Plan) -> dict[str, str]:
-    """The words that change nothing in this plan, whatever their value, each with the reason."""
-    found, options = {}, find(plan.schedule).options
+    """The words that change nothing in this plan, each with the reason."""
+    replicas, cuts = plan.dp * plan.cp, {"chunks", "slices"} & set(find(plan.schedule).options)
+    by, found = f"zero={plan.zero}" if plan.zero else f"data={plan.data}", {}
     if plan.pp == 1:
         found |= dict.fromkeys(OF_PIPELINES, "pp=1 has no pipeline")
-    elif not {"chunks", "slices"} & set(options):
-        found["chunks"] = f"schedule={plan.schedule} has one way to cut the model"
     if plan.cp == 1:
-        found |= dict.fromkeys(OF_SEQUENCES, "cp=1 leaves sequences whole")
-    elif not plan.exchange.startswith("halo"):
-        found["hops"] = f"exchange={plan.exchange} has no halo"
-    if plan.ep == 1:
-        found["node"] = "ep=1 sends no rows to experts"
-    if plan.dp * plan.cp == 1:
+        found |= dict.fromkeys(("layout", "exchange", "hops"), "cp=1 leaves sequences whole")
+    if replicas == 1:
         found |= dict.fromkeys(("data", "bucket"), "one replica has nobody to sum gradients with")
-    elif plan.data != "bucket" or plan.zero:
-        found["bucket"] = f"zero={plan.zero} has none" if plan.zero else f"data={plan.data} has none"
-    return found
+    others = {
+        "chunks": not cuts and f"schedule={plan.schedule} has one way to cut the model",
+        "hops": not plan.exchange.startswith("halo") and f"exchange={plan.exchange} has no halo",
+        "node": plan.ep == 1 and "ep=1 sends no rows to experts",
+        "bucket": by != "data=bucket" and f"{by} has none",
+        "zero": replicas == plan.zero == 1 and "one replica has nobody to share its optimizer with",
+        "shard": replicas == plan.shard and f"all {replicas} replicas share without it",
+        "recompute": plan.zero == 3 and plan.pp == 1 and not plan.refill and "zero=3 runs blocks again",
+    }
+    return {word: why for word, why in others.items() if why} | found
 
 
 def refuse_without_effect(text: str) -> None:
     """Raise ValueError for a plan's text that says a word without effect, with the reason."""
     said = Plan.said(text)
-    refuse(said, without_effect(Plan.parse(text)), lambda word: f"{word}={said[word]}")
+    typed = lambda word: word if isinstance(said[word], bool) else f"{word}={said[word]}"
+    refuse(said, without_effect(Plan.parse(text)), typed)
