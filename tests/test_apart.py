@@ -111,7 +111,7 @@ def test_an_argument_that_was_changed_is_changed_in_place():
     )
 
 
-BLANK = "def f(x, y=0):\n    raise NotImplementedError\n"
+BLANK = "def f(x, y=0):\n    raise NotImplementedError('your turn')\n"
 
 
 def judge(answer: str, test: str):

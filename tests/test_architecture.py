@@ -198,8 +198,8 @@ OVER = {
     "sharding": 3_168,
     "planner": 5_851,
     "classroom": 2_319,
-    "core": 12_294,
-    "the package": 49_249,
+    "core": 12_184,
+    "the package": 49_218,
 }  # too large today: these may only shrink
 
 

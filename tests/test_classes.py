@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from gpt2lab.compositions import plans_by_pair
+from gpt2lab.lessons.labs.node_traffic import BETWEEN, INSIDE, by_class, price, total
 from gpt2lab.machine.links import Link, Network
 from gpt2lab.plan import Plan, build
 from gpt2lab.plots import mesh as plots
@@ -12,7 +13,6 @@ from gpt2lab.plots.style import png
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.ranks.node_traffic import BETWEEN, INSIDE, by_class, price, total
 from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.train import Trainer
 

@@ -8,6 +8,7 @@ from equality import spelled_out
 from tensor_cases import CONFIG, kept_of_a_layer, of_a_layer, step_traffic
 from trained import TINY, run
 
+from gpt2lab.lessons.labs.node_traffic import BETWEEN, INSIDE, by_class
 from gpt2lab.machine.memory import after_backward
 from gpt2lab.model import GPT2
 from gpt2lab.parallel.zero.costs import (
@@ -24,7 +25,6 @@ from gpt2lab.parallel.zero.flat import owner_of
 from gpt2lab.plan import Plan
 from gpt2lab.planner import tensor_costs
 from gpt2lab.ranks import comm
-from gpt2lab.ranks.node_traffic import BETWEEN, INSIDE, by_class
 from gpt2lab.reference import example_batch
 
 MODEL = GPT2(TINY).double()

@@ -5,18 +5,21 @@ import linecache
 import multiprocessing
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 import types
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from gpt2lab import RankFailed, Ranks, kept, launch, transport
+from gpt2lab.processes import launch as launching
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +224,43 @@ def test_what_the_forkserver_has_imported_is_looked_through_for_garbage_by_no_ra
     if "forkserver" not in multiprocessing.get_all_start_methods():
         pytest.skip("here every rank imports for itself")
     assert all(count > 100_000 for count in pool.run(lambda rank, world: gc.get_freeze_count()))
+
+
+EDITED = r"""
+import sys
+from pathlib import Path
+import gpt2lab.plots.style, gpt2lab.verify
+from gpt2lab import launch
+from gpt2lab.schedules import formulas
+
+def seen(rank, world_size):
+    here = [f"gpt2lab.{name}" in sys.modules for name in ("verify", "plots.style")]
+    from gpt2lab.schedules import formulas
+    return getattr(formulas, "ADDED", None), *here
+
+for change in ("", "ADDED = 1", "ADDED = 2"):
+    with open(formulas.__file__, "a") as file:
+        file.write(change + "\n" * bool(change))
+    print(launch(seen, ranks=2))
+Path(formulas.__file__).unlink()
+print(launch(lambda rank, _: "gpt2lab.schedules" in sys.modules, ranks=1))
+"""
+
+
+def test_ranks_begin_with_what_their_parent_has_imported_but_run_the_files_as_they_are_now(tmp_path):
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        pytest.skip("here every rank imports for itself")
+    package = Path(launching.__file__).parents[1]
+    shutil.copytree(package, tmp_path / "gpt2lab", ignore=shutil.ignore_patterns("__pycache__"))
+    done = subprocess.run(
+        [sys.executable, "-c", EDITED],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    want = [(None, True, False), (1, False, False), (2, False, False)]
+    assert done.stdout.splitlines() == [*(str([one] * 2) for one in want), "[False]"], done.stderr
 
 
 def test_wrong_arguments_are_refused_before_any_process_starts(monkeypatch):

@@ -4,11 +4,10 @@ import pytest
 import torch
 from planting import is_killed, planted
 
-from gpt2lab.lessons.labs import typed
+from gpt2lab.lessons.labs import typed, types
+from gpt2lab.lessons.labs.types import ARROWS, GRADIENT, IllTyped, Types
 from gpt2lab.plan import Plan
-from gpt2lab.ranks import types
 from gpt2lab.ranks.axis import Axis
-from gpt2lab.ranks.types import ARROWS, GRADIENT, IllTyped, Types
 from gpt2lab.reference import CONFIG, EXPERTS
 
 BACK = {  # the call that each makes on the way back

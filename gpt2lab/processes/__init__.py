@@ -4,7 +4,7 @@ launch          `launch(f, ranks=4)` and `Ranks`: what a notebook calls
 pool            the processes themselves: started, kept warm, ended
 rank_process    what runs inside a rank
 results         how a rank's result comes back; a large one through shared memory
-preload         what the forkserver imports once, so that a rank starts in hundredths of a second
+forkserver      where they are forked from; preload is what it imports once, so that a rank starts fast
 watch           the parent's loop: results, output, progress; where a dead rank is noticed
 status_board    shared memory in which each rank publishes its current call
 deadlock        ranks that wait for each other in a circle; the state of every rank in words

@@ -8,21 +8,18 @@ import os
 import re
 import shutil
 import signal
-import sys
 import tempfile
 import threading
 import time
-import types
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from ..machine.huge_pages import ask_for_huge_pages
+from . import forkserver
 from .failure import own_frame, with_source
-from .orphans import ASKS_TO_END, FOLDER_PREFIX, PARENT, STACK, end_children, end_descendants, process_state
+from .orphans import FOLDER_PREFIX, STACK, end_children, end_descendants, process_state
 from .rank_process import HEADER, rank_main
 from .status_board import Board
 
-_starting = threading.Lock()
 LONGEST_LINE = 1_000_000  # bytes of a printed line that are shown
 MOST_PRINTED = 10_000_000  # bytes that a rank may print in one job; more would take minutes to show
 LINE_END = 50  # bytes that the end of a line counts as
@@ -102,8 +99,8 @@ class Pool:
     """Living ranks. `kill` ends them at once and leaves nothing behind."""
 
     def __init__(self, ranks: int, backend: str, timeout: float):
-        with _starting:
-            context = _context()
+        with forkserver.STARTING:
+            context = forkserver.context()
         self.folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
         self.members: list[Member] = []
         self.jobs, self.owner, self.up = 0, os.getpid(), set()
@@ -112,7 +109,7 @@ class Pool:
                 (self.folder / "reserve").write_bytes(bytes(RESERVE))
                 self.board = Board(self.folder / "board", ranks, create=True)
                 (self.folder / "reserve").unlink()
-            with _starting, _without_main():
+            with forkserver.STARTING, forkserver.without_main():
                 for rank in range(ranks):
                     self.members.append(self._start(context, rank, ranks, backend, timeout))
         except BaseException:
@@ -258,60 +255,3 @@ def _room(folder: Path):
         raise OSError(
             f"{folder.parent} is full: the ranks share files there. Free some space, or set TMPDIR to another folder."
         ) from None
-
-
-def _context():
-    """A forkserver with torch preloaded and memory in huge pages; spawn where there is no forkserver (Windows)."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gpt2lab.processes.preload"])
-    from multiprocessing import resource_tracker
-    from multiprocessing.forkserver import ensure_running
-
-    main = threading.current_thread() is threading.main_thread()
-    before = dict(os.environ)
-    try:
-        with _held_back(ASKS_TO_END[1:2]):
-            resource_tracker.ensure_running()  # holds SIGINT and SIGTERM back itself, and then lets them through again
-        with _held_back(ASKS_TO_END):  # one in between would leave the folder of sockets behind
-            folder = multiprocessing.util.get_temp_dir()
-            os.environ[PARENT] = f"{os.getpid()} {'main' if main else 'other'} {folder}"
-            ask_for_huge_pages()
-            ensure_running()
-    except OSError as error:
-        if "AF_UNIX" not in str(error):
-            raise
-        raise OSError(
-            f"The name of the folder TMPDIR={tempfile.gettempdir()} is too long for a socket in it. Set TMPDIR to a "
-            "shorter one, such as /tmp."
-        ) from None
-    finally:
-        for name in (PARENT, "GLIBC_TUNABLES"):
-            os.environ.pop(name, None)
-            os.environ.update({name: before[name]} if name in before else {})
-    return context
-
-
-@contextlib.contextmanager
-def _held_back(signals):
-    """Hold signals back, also in processes that start meanwhile, until they ignore them (`exit_with_parent`)."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def _without_main():
-    """Hide the caller's script while processes start: ranks get functions by value and must not run it again."""
-    main = sys.modules.get("__main__")
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main

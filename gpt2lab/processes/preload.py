@@ -1,11 +1,15 @@
 """What the forkserver imports once, so that a new rank starts in a few hundredths of a second.
 
-Only `orphans` of this package is imported here: so new ranks read its other files as they are now. `exit_with_parent`
-runs first, because the imports take seconds, in which the parent may be killed. torch._dynamo is imported because the
-first optimizer of a process imports it, which would cost every rank two seconds.
+`exit_with_parent` runs first, because the imports take seconds, in which the parent may be killed. torch._dynamo is
+imported because the first optimizer of a process imports it, which would cost every rank two seconds. Of this package
+it is what the parent has imported and names in the environment.
 """
 
+import contextlib
 import gc
+import importlib
+import os
+import sys
 
 from . import orphans
 
@@ -17,4 +21,24 @@ import torch  # noqa: E402
 import torch._dynamo  # noqa: E402
 import torch.distributed  # noqa: E402, F401
 
+for name in os.environ.pop(orphans.PRELOAD, "").split():
+    with contextlib.suppress(Exception):  # a rank that needs it will say what is wrong with it
+        importlib.import_module(name)
+
+
+def _written(file: str) -> int:
+    """When a file was last written, in nanoseconds; 0 where there is none."""
+    try:
+        return os.stat(file).st_mtime_ns
+    except OSError:
+        return 0
+
+
+OURS = [m for name, m in sys.modules.items() if name.startswith(orphans.PACKAGE)]
+FILES = {m.__file__: _written(m.__file__) for m in OURS}
 gc.freeze()  # no rank looks through all of this for garbage again, and copies the pages where it lies
+
+
+def changed() -> bool:
+    """Whether a file of this package is no longer as it was imported here."""
+    return any(_written(file) != when for file, when in FILES.items())

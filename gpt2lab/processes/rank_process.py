@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import faulthandler
+import importlib
 import io
 import linecache
 import os
@@ -23,7 +24,7 @@ from pathlib import Path
 from .. import transport
 from ..machine import gpus
 from . import status_board
-from .orphans import ASKS_TO_END, RANKS, STACK, die_with_parent, end_children
+from .orphans import ASKS_TO_END, PACKAGE, RANKS, STACK, die_with_parent, end_children
 from .results import pack
 
 HEADER = struct.Struct("<Q")
@@ -52,7 +53,16 @@ def rank_main(
     output: Connection,
     ends_alone: bool,
 ):
-    """The main function of a rank: set up the process, then run jobs until the parent closes the pipe."""
+    """The main function of a rank: set up the process, then run jobs until the parent closes the pipe.
+
+    A rank runs the package as its files are now, not as the forkserver imported them.
+    """
+    preload = sys.modules.get(f"{__package__}.preload")  # none where ranks are spawned
+    if preload and preload.changed():
+        for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+            del sys.modules[name]
+        anew = importlib.import_module(__name__).rank_main
+        return anew(rank, world, folder, backend, timeout, pipe, output, ends_alone)
     _protect(folder, rank, pipe, ends_alone)
     _redirect(output)
     try:

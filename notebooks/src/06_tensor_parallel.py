@@ -18,6 +18,7 @@ from gpt2lab.lessons.exercises import check, cuts, travelling_sum
 from gpt2lab.lessons.exercises import tensor as exercises
 from gpt2lab.lessons.labs import rings, thresholds, typed
 from gpt2lab.lessons.labs import tensor as lab
+from gpt2lab.lessons.labs.types import GRADIENT
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel import sequence, tensor
 from gpt2lab.planner import tensor_costs
@@ -26,7 +27,6 @@ from gpt2lab.plots.timeline import timeline
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.ranks.types import GRADIENT
 from gpt2lab.verify import Plan, verify
 
 # %% tags=["setup"]

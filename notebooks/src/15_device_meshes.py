@@ -21,6 +21,7 @@ from gpt2lab.lessons.exercises import meshes as exercises
 from gpt2lab.lessons.labs import handover
 from gpt2lab.lessons.labs import meshes as lab
 from gpt2lab.lessons.labs.instruments import trainer_by
+from gpt2lab.lessons.labs.node_traffic import by_class, price, total
 from gpt2lab.machine.links import Link, Network
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel import tensor
@@ -30,7 +31,6 @@ from gpt2lab.plots import mesh as plots
 from gpt2lab.processes import launchers, meeting
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.ranks.node_traffic import by_class, price, total
 from gpt2lab.reference import CONFIG, example_batch, serial_gradients
 from gpt2lab.train import Recipe, Trainer
 from gpt2lab.verify import verify

@@ -9,7 +9,7 @@ import torch
 from ...planner.failures import LongJob, goodput
 from ...ranks import comm
 from ...ranks.mesh import Mesh
-from ...ranks.node_traffic import BETWEEN, by_class
+from ..labs.node_traffic import BETWEEN, by_class
 from . import Task, returned, scored
 from .differences import ANY
 from .meshes import drawn_sizes

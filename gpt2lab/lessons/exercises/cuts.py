@@ -63,10 +63,10 @@ def _letters(name: str, sp: bool) -> str:
     """The letters of a weight and its gradient on axis tp, by the package's own types."""
     from ...plan import Plan, build
     from ...ranks.mesh import Mesh
-    from ...ranks.types import GRADIENT
     from ...reference import CONFIG
     from ...transport.pretended import one_of
     from ..labs.typed import types_of
+    from ..labs.types import GRADIENT
 
     plan = Plan(tp=2, sp=sp)
     with one_of(0, 2):
@@ -79,5 +79,5 @@ letters = Task(
     [(name, sp) for sp in (False, True) for name in WEIGHTS],
     what="{0}, sp={1}",
     like=lambda found, _: "".join(found),
-    closed=("gpt2lab.lessons.labs", "gpt2lab.ranks.types", "gpt2lab.parallel"),
+    closed=("gpt2lab.lessons.labs", "gpt2lab.parallel"),
 )

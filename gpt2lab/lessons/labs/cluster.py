@@ -25,9 +25,9 @@ from ...plan import Plan, build
 from ...processes import launchers, meeting
 from ...ranks import comm, trace
 from ...ranks.mesh import Mesh
-from ...ranks.node_traffic import BETWEEN, by_class, price
 from ...reference import example_batch
 from ...train import Trainer
+from .node_traffic import BETWEEN, by_class, price
 
 PROGRAM = "gpt2lab.lessons.labs.cluster"
 RECORD = Path(__file__).with_suffix(".json")

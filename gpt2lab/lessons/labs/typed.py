@@ -1,4 +1,4 @@
-"""Plans of the package as typed programs (`ranks/types.py`), and what types say of the bugs of four lessons."""
+"""Plans of the package as typed programs (`types`), and what types say of the bugs of four lessons."""
 
 from dataclasses import replace
 
@@ -10,11 +10,11 @@ from ...model import GPT2
 from ...parallel import data, finish
 from ...plan import Parallel, Plan, build
 from ...ranks.mesh import Mesh
-from ...ranks.types import GRADIENT, IllTyped, Types
 from ...reference import CONFIG, EXPERTS, example_batch, serial_run
 from ...transport.pretended import one_of
 from ...verify import TOLERANCE, compare, worst
 from . import meshes, tensor
+from .types import GRADIENT, IllTyped, Types
 
 
 def types_of(parallel: Parallel, name: str) -> dict[str, str]:

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from ..machine.links import Network
-from .traffic import Event
+from ...machine.links import Network
+from ...ranks.traffic import Event
 
 INSIDE, BETWEEN = "inside a node", "between nodes"
 

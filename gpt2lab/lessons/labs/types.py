@@ -16,7 +16,7 @@ from unittest.mock import patch
 import torch
 from torch.overrides import TorchFunctionMode
 
-from . import comm
+from ...ranks import comm
 
 GRADIENT = {"R": "P", "P": "R", "I": "I", "V": "V"}
 ARROWS = {  # what a call takes, and what it makes of that on its axis; a constant has no gradient, and so no type

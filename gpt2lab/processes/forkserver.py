@@ -1,0 +1,88 @@
+"""Where ranks are forked from: one process that has torch and this package in memory, and ends with its parent."""
+
+import contextlib
+import multiprocessing
+import multiprocessing.util
+import os
+import signal
+import sys
+import tempfile
+import threading
+import types
+
+from ..machine.huge_pages import ask_for_huge_pages
+from .orphans import ASKS_TO_END, PACKAGE, PARENT, PRELOAD
+
+STARTING = threading.Lock()
+ONLY_HERE = [
+    "benchmarks",
+    "classroom",
+    "cli",
+    "commands",
+    "lessons",
+    "plots",
+]  # rooms that it does not import
+
+
+def context():
+    """A forkserver, with what it preloads in huge pages; spawn where there is no forkserver (Windows)."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["gpt2lab.processes.preload"])
+    from multiprocessing import resource_tracker
+    from multiprocessing.forkserver import ensure_running
+
+    main = threading.current_thread() is threading.main_thread()
+    before = dict(os.environ)
+    try:
+        with _held_back(ASKS_TO_END[1:2]):
+            resource_tracker.ensure_running()  # holds SIGINT and SIGTERM back itself, and then lets them through again
+        with _held_back(ASKS_TO_END):  # one in between would leave the folder of sockets behind
+            folder = multiprocessing.util.get_temp_dir()
+            os.environ[PARENT] = f"{os.getpid()} {'main' if main else 'other'} {folder}"
+            os.environ[PRELOAD] = " ".join(_imported())
+            ask_for_huge_pages()
+            ensure_running()
+    except OSError as error:
+        if "AF_UNIX" not in str(error):
+            raise
+        raise OSError(
+            f"The name of the folder TMPDIR={tempfile.gettempdir()} is too long for a socket in it. Set TMPDIR to a "
+            "shorter one, such as /tmp."
+        ) from None
+    finally:
+        for name in (PARENT, PRELOAD, "GLIBC_TUNABLES"):
+            os.environ.pop(name, None)
+            os.environ.update({name: before[name]} if name in before else {})
+    return context
+
+
+def _imported() -> list[str]:
+    """The modules of this package that are imported here, but for what draws and judges, which ranks seldom need."""
+    parts = [name.split(".") for name in list(sys.modules)]
+    return [".".join(p) for p in parts if p[0] == PACKAGE and p[1:2] and p[1] not in ONLY_HERE]
+
+
+@contextlib.contextmanager
+def _held_back(signals):
+    """Hold signals back, also in processes that start meanwhile, until they ignore them (`exit_with_parent`)."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def without_main():
+    """Hide the caller's script while processes start: ranks get functions by value and must not run it again."""
+    main = sys.modules.get("__main__")
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
