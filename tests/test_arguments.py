@@ -478,6 +478,7 @@ UNTRIED = {  # what a lesson names and no odd value is given to, and why
     "search.every_pipeline": CALLED,
     "search.every_plan": CALLED,
     "search.Planner": SHOWN,
+    "search.stages_of": "tried in test_public_calls",
     "seconds.RankOnCluster": SHOWN,
     "cores.Cores": SHOWN,
     "run_staged.StageRunner": SHOWN,

@@ -142,7 +142,7 @@ def test_a_cube_joins_the_ranks_of_each_group_and_frames_the_nodes():
     ]
     for ax in fig.axes:
         assert sorted(text.get_text() for text in ax.texts) == [str(r) for r in range(8)]
-        assert len({t.xy for t in ax.texts}) == 8 and len(ax.patches) == 2  # two nodes
+        assert len({t.get_position() for t in ax.texts}) == 8 and len(ax.patches) == 2  # two nodes
         assert len(ax.collections) == 4  # four groups
         thin = [line for line in ax.lines if line.get_linewidth() == 1]
         assert (

@@ -11,8 +11,6 @@
 
 # %% tags=["setup"]
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -27,7 +25,7 @@ from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import start as exercises
 from gpt2lab.lessons.labs import start as lab
-from gpt2lab.lessons.labs.instruments import seconds_of, trainer_by
+from gpt2lab.lessons.labs.instruments import trainer_by
 from gpt2lab.machine.checksum import summ
 from gpt2lab.model import GPT2, PRESETS
 from gpt2lab.parallel.pipeline.stages import cut_layers
@@ -66,16 +64,8 @@ show(
 from gpt2lab.machine import speed
 
 table([(key, value) for key, value in speed.machine().items()], ["here", "is"])
-
-
-def spawn():
-    for process in [subprocess.Popen([sys.executable, "-c", "import torch"]) for _ in range(2)]:
-        process.wait()
-
-
-fork = lambda: launch(lambda rank, world_size: rank, ranks=2)
 show(
-    box_plot({"spawn": seconds_of(spawn, 3, warmup=0), "forkserver": seconds_of(fork, 3)}),
+    box_plot(lab.start_times()),
     "measured",
     "milliseconds until two processes that import torch have started and ended. `spawn` begins from nothing; a "
     "*forkserver* has imported it once (the first launch, not shown, waits for that) and copies itself for every rank.",

@@ -16,7 +16,7 @@ from ...ranks import trace
 from ...ranks.mesh import Mesh
 from ...reference import example_batch
 from ...run import Options, read_log, start
-from .instruments import asleep, begin, built
+from .instruments import asleep, begin, built, seconds_of
 
 
 def notes(rank: int, world_size: int) -> list:
@@ -25,6 +25,21 @@ def notes(rank: int, world_size: int) -> list:
     for i in range(3):
         asleep(f"note {i}", "other", 0.004 * (1 + (rank + i) % world_size))
     return trace.spans(with_comm=False)
+
+
+def start_times(ranks: int = 2, trials: int = 3) -> dict[str, list[float]]:
+    """Seconds until `ranks` processes with torch have started and ended: spawned, and by a running forkserver."""
+
+    def spawn():
+        for child in [subprocess.Popen([sys.executable, "-c", "import torch"]) for _ in range(ranks)]:
+            child.wait()
+
+    fork = lambda: launch(_nothing, ranks=ranks)  # its first call starts the forkserver
+    return {"spawn": seconds_of(spawn, trials, warmup=0), "forkserver": seconds_of(fork, trials)}
+
+
+def _nothing(rank, world_size):
+    return rank
 
 
 WIDE = GPT2Config(vocab_size=64, n_positions=16, n_layer=4, n_head=4, n_embd=64)
