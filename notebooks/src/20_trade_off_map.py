@@ -482,7 +482,7 @@ with tempfile.TemporaryDirectory() as folder:
     again = everything.read_report(str(Path(folder, "all.json")))
     save_figure(dashboard(again), Path(folder, "all.png"))
     written = sorted(file.name for file in Path(folder).iterdir())
-print("benchmarks:", *everything.names())
+print("benchmarks:", *sorted(everything.RACES))
 print(
     f"numbers of transport: {len(again['seconds']['transport'])}, failed: {len(again['failed'])}; written:",
     *written,
