@@ -29,7 +29,7 @@ MOST = {"calls kept": trace.LATEST, "spans kept": trace.LATEST}  # of each rank,
 TRAIN = "--batch 4 --sequence 8 --evaluate 50 --save 200 --keep 2 --sample 0 --no-fast --steps 1000000000"
 
 
-def look_now_and_then(rank, world_size, options, place, *rest):
+def look_now_and_then(rank, world_size, asks, options, place, *rest):
     """A rank that trains, and writes every second how many calls and spans it keeps."""
 
     def look():
@@ -39,7 +39,7 @@ def look_now_and_then(rank, world_size, options, place, *rest):
             time.sleep(1)
 
     threading.Thread(target=look, daemon=True).start()
-    return on_rank(rank, world_size, options, place, *rest)
+    return on_rank(rank, world_size, asks, options, place, *rest)
 
 
 def sample(parent: psutil.Process, folder: Path) -> dict[str, float]:

@@ -23,6 +23,7 @@ from ..machine.options import Setting, of_field
 from ..machine.words import refuse
 from ..processes import launchers
 from ..processes.failure import RankFailed
+from ..processes.orphans import ASKS_TO_END
 from ..ranks import comm
 from ..ranks.mesh import Axis
 from ..run import STOP, Options, read_log, start
@@ -188,10 +189,11 @@ def _stop_on_interrupt(folder: Path | None, names=("SIGINT", "SIGTERM", "SIGHUP"
             (folder / STOP).unlink(missing_ok=True)
 
 
-def _on_rank(rank: int, world_size: int, options: Options, place: str | None, *more):
-    """`start` on a rank: SIGTERM to it alone ends the run like one to the main process."""
-    if place:
-        signal.signal(signal.SIGTERM, lambda *_: Path(place, STOP).write_text(f"SIGTERM to rank {rank}"))
+def _on_rank(rank: int, world_size: int, asks: list[int], options: Options, place: str | None, *more):
+    """`start` on a rank: a signal to it alone that `asks` a run to end does so like one to the main process."""
+    ask = lambda number, _: Path(place, STOP).write_text(f"{signal.Signals(number).name} to rank {rank}")
+    for number in asks if place else ():
+        signal.signal(number, ask)
     return start(rank, world_size, options, place, *more)
 
 
@@ -215,7 +217,8 @@ def _train(options: Options, folder: Path | None, source: Path | None) -> None:
         from ..processes.launch import launch
 
         source = source and source.resolve()
-        job = (_on_rank, options, place, source, say_sometimes, device)
+        asks = [s for s in ASKS_TO_END if signal.getsignal(s) is not signal.SIG_IGN]  # nohup ignores one
+        job = (_on_rank, asks, options, place, source, say_sometimes, device)
         backend = "nccl" if device == "cuda" else None
         launch(*job, ranks=world, echo="live", timeout=options.timeout, backend=backend)
         return

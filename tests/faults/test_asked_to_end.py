@@ -28,6 +28,7 @@ train = [sys.executable, "-m", "gpt2lab", *{train!r}.split()]
 """
 STARTS = {
     "": "sys.path.insert(0, {home!r}); from gpt2lab.cli import main; sys.exit(main(train[3:]))",
+    "nohup": "signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(train[0], train)",
     "timeout": "os.execvp('timeout', ['timeout', '-k', '60', '600', *train])",
     "shell": "os.execvp('sh', ['sh', '-c', ' '.join(train) + '; true'])",
 }
@@ -57,11 +58,14 @@ def send(running: Marked, name: str, to: str) -> None:
 
 
 def wait_until(when: str, running: Marked, folder: Path) -> None:
-    """Until the run is in a state: its processes start, it has made steps, or it writes a checkpoint."""
+    """Until the run is in a state: its processes start, it has made steps, more steps, or it writes a checkpoint."""
     if when == "it starts":
         until(lambda: running.folders())
     elif when == "steps":
         running.wait_for_line("step 10:")
+    elif when == "more steps":
+        (run,) = folder.glob("out/*")
+        until(lambda: len(read_log(run)) > 100 or running.process.poll() is not None)
     else:  # a second signal may come a moment after the save
         until(lambda: list(folder.glob("out/*/*.partial")) or running.process.poll() is not None)
 
@@ -75,9 +79,14 @@ TOLD = [  # what is sent, to whom, when, how it was started, what is said
     ("SIGTERM SIGTERM", "the group", "steps, it saves", "", "Stopped by SIGTERM: saved step"),
     ("SIGHUP", "the group", "steps", "", "Stopped by SIGHUP: saved step"),
     ("SIGHUP", "the main process", "it starts", "", "Stopped by SIGHUP before the first step"),
+    ("SIGHUP", "the main process", "steps", "", "Stopped by SIGHUP: saved step"),
+    ("SIGHUP", "a rank", "steps", "", "Stopped by SIGHUP to rank 1: saved step"),
+    ("SIGINT", "the main process", "steps", "", "Stopped by SIGINT: saved step"),
+    ("SIGINT", "a rank", "steps", "", "Stopped by SIGINT to rank 1: saved step"),
     ("SIGINT", "the group", "steps", "", "Stopped by SIGINT: saved step"),
     ("SIGINT", "the group", "it starts", "", "Stopped by SIGINT before the first step"),
     ("SIGINT SIGINT", "the group", "it saves, it saves", "", "Stopped by SIGINT: saved step"),
+    ("SIGHUP SIGTERM", "the group", "steps, more steps", "nohup", "Stopped by SIGTERM: saved step"),
     ("SIGTERM", "the main process", "steps", "timeout", "Stopped by SIGTERM: saved step"),
     ("SIGTERM", "the group", "steps", "shell", "Stopped by SIGTERM: saved step"),
 ]
@@ -102,7 +111,7 @@ def test_a_run_that_is_asked_to_end_saves_its_newest_step(names, to, when, start
     assert said in text and "Traceback" not in text and "memory" not in text and "Warning" not in text, text
     (run,) = tmp_path.glob("out/*")
     newest = checkpoint.read_state(checkpoint.all_in(run)[-1])["step"]
-    assert status == {"": 0, "timeout": 0, "shell": -signal.SIGTERM}[start]
+    assert status == {"": 0, "nohup": 0, "timeout": 0, "shell": -signal.SIGTERM}[start]
     assert not (run / STOP).exists() and not list(run.glob("*.partial"))
     if "before" in said:
         assert newest == 0
