@@ -198,8 +198,8 @@ OVER = {
     "sharding": 3_168,
     "planner": 5_851,
     "classroom": 2_319,
-    "core": 12_184,
-    "the package": 49_236,
+    "core": 12_180,
+    "the package": 49_233,
 }  # too large today: these may only shrink
 
 

@@ -44,7 +44,8 @@ def contest(rank: int, world_size: int, args) -> Contest:
     ours = {n: g[order] if "c_attn" in n else g for n, g in parallel.gradients().items()}
     apart = rivals.apart(ours, dict(zip(ours, map(whole_gradient, theirs.parameters()), strict=True)))
     # as after each step: while one runs, the other's memory is needed
-    parallel.model.zero_grad(), optimizer.zero_grad()
+    parallel.model.zero_grad()
+    optimizer.zero_grad()
     return Contest({"ours": our_step, "DTensor": their_step}, facts=lambda: {"DTensor": apart})
 
 

@@ -11,25 +11,19 @@ import threading
 import types
 
 from ..machine.huge_pages import ask_for_huge_pages
-from .orphans import ASKS_TO_END, PACKAGE, PARENT, PRELOAD
+from .orphans import ASKS_TO_END, PARENT, PRELOAD
 
 STARTING = threading.Lock()
-ONLY_HERE = [
-    "benchmarks",
-    "classroom",
-    "cli",
-    "commands",
-    "lessons",
-    "plots",
-]  # rooms that it does not import
+# rooms that draw or judge, which ranks seldom need
+ONLY_HERE = ("benchmarks", "classroom", "cli", "commands", "lessons", "plots")
 
 
 def context():
     """A forkserver, with what it preloads in huge pages; spawn where there is no forkserver (Windows)."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gpt2lab.processes.preload"])
+    chosen = multiprocessing.get_context("forkserver")
+    chosen.set_forkserver_preload(["gpt2lab.processes.preload"])
     from multiprocessing import resource_tracker
     from multiprocessing.forkserver import ensure_running
 
@@ -41,7 +35,9 @@ def context():
         with _held_back(ASKS_TO_END):  # one in between would leave the folder of sockets behind
             folder = multiprocessing.util.get_temp_dir()
             os.environ[PARENT] = f"{os.getpid()} {'main' if main else 'other'} {folder}"
-            os.environ[PRELOAD] = " ".join(_imported())
+            os.environ[PRELOAD] = " ".join(
+                name for name in loaded() if (name + ".").split(".")[1] not in ONLY_HERE
+            )
             ask_for_huge_pages()
             ensure_running()
     except OSError as error:
@@ -55,13 +51,12 @@ def context():
         for name in (PARENT, PRELOAD, "GLIBC_TUNABLES"):
             os.environ.pop(name, None)
             os.environ.update({name: before[name]} if name in before else {})
-    return context
+    return chosen
 
 
-def _imported() -> list[str]:
-    """The modules of this package that are imported here, but for what draws and judges, which ranks seldom need."""
-    parts = [name.split(".") for name in list(sys.modules)]
-    return [".".join(p) for p in parts if p[0] == PACKAGE and p[1:2] and p[1] not in ONLY_HERE]
+def loaded() -> list[str]:
+    """The names of all modules of this package that this process has imported."""
+    return [name for name in list(sys.modules) if name.split(".")[0] == __name__.split(".")[0]]
 
 
 @contextlib.contextmanager

@@ -18,7 +18,6 @@ ASKS_TO_END = [getattr(signal, n) for n in ("SIGINT", "SIGHUP", "SIGTERM") if ha
 FOLDER_PREFIX = "gpt2lab-"
 PARENT = "GPT2LAB_FORKSERVER_PARENT"
 PRELOAD = "GPT2LAB_FORKSERVER_PRELOAD"
-PACKAGE = __name__.partition(".")[0]
 RANKS = "GPT2LAB_RANKS"  # in the environment of a rank and of what it starts: the private folder of its ranks
 STACK = "stack."  # begins the name of a file in that folder that a rank and its forks hold open
 

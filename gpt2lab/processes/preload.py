@@ -21,6 +21,8 @@ import torch  # noqa: E402
 import torch._dynamo  # noqa: E402
 import torch.distributed  # noqa: E402, F401
 
+from .forkserver import loaded  # noqa: E402
+
 for name in os.environ.pop(orphans.PRELOAD, "").split():
     with contextlib.suppress(Exception):  # a rank that needs it will say what is wrong with it
         importlib.import_module(name)
@@ -34,8 +36,7 @@ def _written(file: str) -> int:
         return 0
 
 
-OURS = [m for name, m in sys.modules.items() if name.startswith(orphans.PACKAGE)]
-FILES = {m.__file__: _written(m.__file__) for m in OURS}
+FILES = {file: _written(file) for name in loaded() if (file := getattr(sys.modules[name], "__file__", None))}
 gc.freeze()  # no rank looks through all of this for garbage again, and copies the pages where it lies
 
 

@@ -24,7 +24,8 @@ from pathlib import Path
 from .. import transport
 from ..machine import gpus
 from . import status_board
-from .orphans import ASKS_TO_END, PACKAGE, RANKS, STACK, die_with_parent, end_children
+from .forkserver import loaded
+from .orphans import ASKS_TO_END, RANKS, STACK, die_with_parent, end_children
 from .results import pack
 
 HEADER = struct.Struct("<Q")
@@ -59,7 +60,7 @@ def rank_main(
     """
     preload = sys.modules.get(f"{__package__}.preload")  # none where ranks are spawned
     if preload and preload.changed():
-        for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
+        for name in loaded():
             del sys.modules[name]
         anew = importlib.import_module(__name__).rank_main
         return anew(rank, world, folder, backend, timeout, pipe, output, ends_alone)
