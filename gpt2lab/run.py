@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import shutil
 import time
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from .experts.mixture import ROUTERS, Experts
 from .machine import fast, gpus, speed, timing
 from .machine.words import flag
 from .model import PRESETS, GPT2Config
+from .parallel import compiled
 from .plan import Plan, build
 from .ranks import comm
 from .ranks.mesh import Mesh
@@ -141,7 +141,7 @@ class Options:
         plan.check(self.the_config(), self.batch, self.sequence)
         self.the_recipe().check(plan)
         if self.compile:
-            _check_compile(plan)
+            compiled.check(plan)
         shard = self.shard()
         if self.data != "shakespeare":
             shard.check_vocabulary(self.the_config().vocab_size)
@@ -197,8 +197,7 @@ def start(
         fast.switch_on(lambda on: bool(comm.all_reduce(torch.tensor(int(on)), mesh.world, "min")))
     parallel = build(plan, config, mesh, DTYPES[options.dtype], options.seed, device)
     if options.compile:
-        for block in parallel.model.h.values():
-            block.compile()
+        compiled.compile_model(parallel.model)
     trainer = Trainer(parallel, options.the_recipe())
     folder = Path(folder) if folder else None
     saver = saved = None
@@ -214,16 +213,6 @@ def start(
         if saver:
             saver.finish()  # what is being saved in the background is from before
         raise
-
-
-def _check_compile(plan: Plan) -> None:
-    """Raise ValueError where torch.compile cannot work: it needs a C++ compiler and blocks that are whole."""
-    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        raise ValueError("--compile needs a C++ compiler (g++ or clang++), and none is here. Leave it out.")
-    if (plan.pp, plan.cp, plan.tp, plan.zero) != (1, 1, 1, 0):
-        raise ValueError(
-            f"--compile takes whole blocks, and {plan} cuts them. Use a plan with dp alone, or none."
-        )
 
 
 def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell, saved) -> list[dict]:

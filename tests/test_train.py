@@ -311,8 +311,10 @@ def test_compile_is_refused_where_it_cannot_work(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of its own imports and its own looks at tensors
-def test_compiled_blocks_give_the_same_losses():
-    assert losses(steps=4, compile=True) == pytest.approx(losses(steps=4), rel=1e-4)
+@pytest.mark.parametrize("chunked", [True, False])
+def test_a_compiled_model_gives_the_same_losses(chunked):
+    """Its blocks and, where the logits are whole, its end."""
+    assert losses(steps=4, compile=True, chunked=chunked) == pytest.approx(losses(steps=4), rel=1e-4)
 
 
 def test_each_step_says_its_tokens_a_second_and_its_share_of_the_machine(monkeypatch):

@@ -56,18 +56,20 @@ def gradient_norm(pieces: list[Piece], mesh: Mesh) -> float:
 
 def norm_among(pieces: list[Piece], mesh: Mesh, ranks: Axis) -> float:
     """The norm of the gradient that these ranks hold together, such as those of one pipeline stage."""
-    square = torch.zeros((), dtype=torch.float64)
-    for p in pieces:
-        if not p.spec.tied_copy and not p.spec.load:
-            square = square + _square(_counted_here(p, mesh))
+    mine = [_counted_here(p, mesh) for p in pieces if not p.spec.tied_copy and not p.spec.load]
+    norms = [torch.zeros(1, dtype=torch.float64, device=pieces[0].tensor.device)]
+    norms += [norm for x in mine for norm in _norms(x)]
+    square = (
+        torch.cat(norms).square().sum()
+    )  # all at once: on a GPU it is the number of calls that takes time
     return math.sqrt(comm.all_reduce(square.cpu(), ranks).item())
 
 
-def _square(x: torch.Tensor) -> torch.Tensor:
-    """The sum of squares of x (P,) in 64 bits, without a copy of x: chunk by chunk in x's own precision or 32 bits."""
+def _norms(x: torch.Tensor) -> list[torch.Tensor]:
+    """Norms of chunks of x (P,), each summed in x's own precision or 32 bits; without a copy of x."""
     end, wide = len(x) // CHUNK * CHUNK, torch.promote_types(x.dtype, torch.float32)
-    parts = x[:end].view(-1, CHUNK), x[end:].view(1, -1)
-    return sum(torch.linalg.vector_norm(part, dim=1, dtype=wide).double().square().sum() for part in parts)
+    parts = [part for part in (x[:end].view(-1, CHUNK), x[end:].view(1, -1)) if part.numel()]
+    return [torch.linalg.vector_norm(part, dim=1, dtype=wide) for part in parts]
 
 
 def _counted_here(p: Piece, mesh: Mesh) -> torch.Tensor:
