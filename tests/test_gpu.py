@@ -120,7 +120,7 @@ def test_pytorchs_profiler_sees_the_kernels_of_a_step():
     trainer = Trainer(build(Plan(), CONFIG, Mesh(), device="cuda"), Recipe())
     trainer.step(example_batch(CONFIG, 7, 12))
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as seen:
+    with torch.profiler.profile(activities=activities, acc_events=True) as seen:
         trainer.step(example_batch(CONFIG, 7, 12))
         torch.cuda.synchronize()
     assert sum(event.self_device_time_total for event in seen.key_averages()) > 0

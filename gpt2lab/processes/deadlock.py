@@ -70,7 +70,8 @@ def states(board: Board, ranks, returned, now: float, pool=None) -> dict[int, st
         for rank, entry in entries.items()
     }
     # Both before a rank outside all calls is asked for its stack: that signal may end a sleep, and much may follow.
-    inside = {r: pool.inside(r) for r, e in entries.items() if pool and e.since and r not in returned}
+    in_calls = [r for r, e in entries.items() if e.since and r not in returned]
+    inside = {r: pool.inside(r, bool(entries[r].channel)) for r in in_calls if pool}
     return {r: _state(e, absent[r], inside.get(r), r in returned, now, pool) for r, e in entries.items()}
 
 

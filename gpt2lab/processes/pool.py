@@ -204,9 +204,12 @@ class Pool:
         frames = self._frames(rank)
         return f"is at {with_source(own_frame(frames))}" if frames else "is busy and shows no Python stack"
 
-    def inside(self, rank: int) -> str:
-        """What a rank in a call does there, as `is stopped (SIGSTOP)`; empty where it only waits."""
-        if stopped := self.stopped(rank):
+    def inside(self, rank: int, blocked: bool) -> str:
+        """What a rank in a call does there, as `is stopped (SIGSTOP)`; empty where it only waits.
+
+        One that is not `blocked` by its call may be anywhere: it is the rank's GPU that waits.
+        """
+        if (stopped := self.stopped(rank)) or not blocked:
             return stopped
         frames = self._frames(rank)
         return f"hangs at {with_source(own_frame(frames))}" if frames and not WAITS.search(frames[0]) else ""

@@ -273,6 +273,19 @@ def test_a_rank_that_hangs_inside_a_call_is_named_and_not_those_that_wait_there(
     assert all(error.states[rank].startswith("waits") for rank in (0, 1))
 
 
+def waits_on_a_gpu(rank, world_size):
+    """As `unfinished` says of a call on a GPU: the rank is in it, and its host goes on."""
+    if rank == 0:
+        status_board.enter("all_reduce", "dp", [1], 1, "sum (3,) float32", "", "here")
+    time.sleep(1000)  # elsewhere
+
+
+def test_a_rank_whose_gpu_waits_is_not_said_to_hang_where_its_host_is():
+    error = failure(waits_on_a_gpu, ranks=2, timeout=1.5)
+    assert (error.rank, error.ename) == (1, "TimeoutError")
+    assert re.match(r"waits .* in all_reduce #1 on axis 'dp' sum \(3,\) float32 for rank 1", error.states[0])
+
+
 def deletes_the_folder(rank, world_size, folder, again):
     comm.barrier(Mesh(dp=world_size)["dp"])
     if rank == 1:
