@@ -139,7 +139,6 @@ CALLS = [
     (scale.Fabric, {}),
     (search.only, {"rule": search.one_device}),
     (search.mcmc, {}),
-    (search.learned, {}),
     (latency, {"times": [1.0, 2.0], "ranks": 2}),
     (to_csv, {"schedule": ONE}),
     (sharding_cost.path, {"src": WHOLE_X, "dst": WHOLE_X} | PART),
@@ -318,7 +317,6 @@ MEANS = {  # what is taken besides usual values; each means something
     "intra_operator": {"limit=0"},
     "stages_by_ilp": {"memory=[]", "per_byte=0"},
     "GPT2Tasks": {"batches=None"},
-    "needless": {"before=[]"},
     "races": {"before=[]"},
     "send": {"to=-1", "to=0"},
     "receive": {"source=-1", "source=0"},
@@ -327,7 +325,6 @@ MEANS = {  # what is taken besides usual values; each means something
     "simulate_jobs": {"jobs=[]"},
     "intersection": {"first=[]", "second=[]"},
     "mcmc": {"heat=0", "seed=-1"},
-    "learned": {"seed=-1"},
     "Mesh": {"messages=[]"},
     "Ranks": {"backend=0", "backend=[]", "echo=0"},  # any other word for no
     "GPT2Config": {"dropout=0", "n_layer=0", "window=0"},
@@ -360,7 +357,6 @@ MEANS = {  # what is taken besides usual values; each means something
     "Layout.whole": {"dims=0"},
     "cost_table": {"layouts=[]"},
     "Mark": {"priority=-1"},
-    "legal_layouts": {"fixed=[]"},
     "CutStage": {"choices=[]", "first=0"},  # Staged refuses the first
     "Plan": {"bucket=0", "shard=-1", "zero=-1"},  # Plan.check refuses the last two
     "OperatorGraph": {"edges=[]"},
@@ -375,7 +371,6 @@ MEANS = {  # what is taken besides usual values; each means something
     "life": {"failures=[]", "restart=0", "save=0", "work=0", "write=0"},
     "LongJob": {"repair=0", "restart=0", "save=0"},
     "goodput": {"seed=-1"},
-    "stage_options": {"recompute=[]"},
     "speedup": {"serial=0"},
     "efficiency": {"speedup=0"},
     "amdahl": {"serial_fraction=0"},
@@ -392,7 +387,7 @@ MEANS = {  # what is taken besides usual values; each means something
     "shard_length": {"elements=0"},
     "bytes_held": {"rank=0", "stage=0"},
     "all_reduce_bytes": {"elements=0", "rank=0"},
-    "paper_bytes": {"optimizer=0", "parameters=0"},
+    "paper_bytes": {"parameters=0"},
     "pairs": {"rank=0", "window=0"},
     "sent": {"numbers=0", "rank=0", "window=0"},
     "loans": {"before=0"},
