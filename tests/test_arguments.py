@@ -260,7 +260,6 @@ CALLS = [
     (cut_layers, {"config": CONFIG, "stages": 2}),
     (comm.split_sizes, {"total": 7, "parts": 2}),
     (products.least, {"m": 4, "n": 4, "k": 4, "ranks": 4}),
-    (layout.layouts, {"dims": 2, "axes": ("x",)}),
     (llmc_files.padded_vocabulary, {"vocab_size": 37}),
     (gpt2_tasks.Blocks, {}),
     (graph.TaskGraph, {"tensors": {"a": torch.zeros(2)}}),
@@ -287,7 +286,7 @@ CALLS = [
     (layout.Layout.whole, {"dims": 2}),
     (layout.Layout.parse, {"text": "S0R", "axes": "xy"}),
     (layout.Layout.named, {"text": "batch:x", "dims": ("batch", "embd")}),
-    (sharding_cost.cost_table, {"layouts": layout.layouts(1, "x"), "shape": (4,), "mesh": {"x": 2}}),
+    (sharding_cost.cost_table, {"layouts": [layout.Layout.whole(1)], "shape": (4,), "mesh": {"x": 2}}),
     (Mark, {"layout": "batch:x"}),
     (propagate, DATA_PARALLEL),
     (partition, {"graph": CAPTURED, "spread": SPREAD, "mesh": {"x": 2}}),
@@ -392,7 +391,6 @@ MEANS = {  # what is taken besides usual values; each means something
     "sent": {"numbers=0", "rank=0", "window=0"},
     "loans": {"before=0"},
     "split_sizes": {"total=0"},
-    "layouts": {"axes=[]", "dims=0", "partial=[]"},
     "run_tasks": {"iterations=0"},
 }  # fmt: skip
 
