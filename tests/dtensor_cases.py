@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import product
 
 import torch
+from sharding_cases import layouts
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
@@ -13,7 +14,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from gpt2lab.benchmarks.sharding import Sent
 from gpt2lab.sharding import partition
 from gpt2lab.sharding.cost import Path, path
-from gpt2lab.sharding.layout import Layout, fits, layouts, local_shape, places
+from gpt2lab.sharding.layout import Layout, fits, local_shape, places
 from gpt2lab.sharding.operators import einsum
 
 MESH = {"x": 2, "y": 2}

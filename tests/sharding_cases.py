@@ -19,6 +19,19 @@ CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=4, n_embd=2
 ROWS, LENGTH = 7, 11
 
 
+def layouts(dims: int, axes, partial=("sum",)) -> list[layout.Layout]:
+    """Every layout of a tensor of `dims` dimensions: each axis cuts a dimension, sums, or does nothing."""
+    found = [layout.Layout.whole(dims)]
+    for axis in axes:
+        more = []
+        for one in found:
+            more += [one, *(one.summed(axis, op) for op in partial)]
+            for dim, cut in enumerate(one.cuts):
+                more += [one.cut(dim, (*cut[:i], axis, *cut[i:])) for i in range(len(cut) + 1)]
+        found = more
+    return found
+
+
 @cache
 def graph(recipe=None, config=CONFIG):
     """The captured gradients, or with a recipe the captured step."""

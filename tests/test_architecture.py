@@ -2,7 +2,9 @@
 
 import ast
 import inspect
+import io
 import re
+import tokenize
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 import gpt2lab.plan  # noqa: F401
 from gpt2lab import model as model_module
+from gpt2lab.lessons.source import read_lesson
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel.base import Engine, GradientSync
 
@@ -203,13 +206,47 @@ OVER = {
 }  # too large today: these may only shrink
 
 
+BLANK = {
+    getattr(tokenize, kind)
+    for kind in ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENCODING", "ENDMARKER")
+}
+
+
+def syntax(text: str) -> int:
+    """How many tokens of Python: comments, line ends, indents and docstrings are none."""
+    count, before = 0, tokenize.NEWLINE
+    for kind, *_ in tokenize.generate_tokens(io.StringIO(text).readline):
+        begins = before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+        count += kind not in BLANK and not (begins and kind == tokenize.STRING)
+        before = before if kind in (tokenize.COMMENT, tokenize.NL) else kind
+    return count
+
+
+def elsewhere() -> dict[str, tuple[int, int]]:
+    """(lines, tokens) of what is read as code beside the package; of toml and js all words and marks are tokens."""
+    sources = [cell for path in ROOT.glob("notebooks/src/*.py") for cell in read_lesson(path).cells]
+    cells = [cell.solved() for cell in sources if cell.kind == "code" and "wrong" not in cell.tags]
+    tests = [path.read_text() for path in ROOT.glob("tests/**/*.py")]
+    others = [p.read_text() for end in ("toml", "js") for p in PACKAGE.rglob(f"*.{end}")]
+    marks = lambda text: len(re.findall(r"\w+|[^\w\s]", text))
+    every = ("code cells", cells, syntax), ("tests", tests, syntax), ("toml and js", others, marks)
+    height = lambda text: len(text.splitlines())
+    return {name: (sum(map(height, texts)), sum(map(count, texts))) for name, texts, count in every}
+
+
 def test_rooms_stay_within_their_budgets():
-    """Lines of every room, printed beside its budget (pytest -s); `core` is what a reader of strategies opens."""
-    lines = Counter()
+    """Lines and tokens of every room, printed beside its budget in lines (pytest -s).
+
+    `core` is what a reader of strategies opens.
+    """
+    lines, tokens = Counter(), Counter()
     for name, path in zip(NAMES, FILES, strict=True):
-        lines[room(name) if "/" in name else "the root"] += path.read_text().count("\n")
-    lines |= {"core": sum(lines[r] for r in CORE), "the package": lines.total()}
-    print("", *(f"{r:12} {n:6,} {BUDGETS.get(r, ''):>8}" for r, n in lines.most_common()), sep="\n")
+        text, r = path.read_text(), room(name) if "/" in name else "the root"
+        lines[r], tokens[r] = lines[r] + text.count("\n"), tokens[r] + syntax(text)
+    for count in (lines, tokens):
+        count |= {"core": sum(count[r] for r in CORE), "the package": count.total()}
+    rows = [(r, n, tokens[r]) for r, n in lines.most_common()] + [(r, *n) for r, n in elsewhere().items()]
+    print("", *(f"{r:12} {n:6,} {t:8,} {BUDGETS.get(r, ''):>8}" for r, n, t in rows), sep="\n")
     limits = BUDGETS | OVER
     assert not {r: n for r, n in lines.items() if n > limits.get(r, n)}
     assert not {r for r in OVER if lines[r] <= BUDGETS[r]}, "within the budget by now: take it out of OVER"

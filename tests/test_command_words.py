@@ -221,9 +221,9 @@ def test_only_a_third_ctrl_c_ends_a_run_at_once(tmp_path):
 
 
 def test_a_rank_that_ends_first_leaves_the_stop_file_to_the_one_that_reports(tmp_path):
-    with train._stop_on_interrupt(tmp_path, ("SIGINT",)) as interrupted:
+    with train._stop_on_interrupt(tmp_path, [signal.SIGINT]) as interrupted:
         (tmp_path / train.STOP).write_text("SIGINT")  # by the owner of the machines
-        with train._stop_on_interrupt(tmp_path, ("SIGINT",), clears=False):
+        with train._stop_on_interrupt(tmp_path, [signal.SIGINT], clears=False):
             assert (tmp_path / train.STOP).exists()
         assert (tmp_path / train.STOP).exists()
     assert interrupted == ["SIGINT"] and not (tmp_path / train.STOP).exists()

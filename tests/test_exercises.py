@@ -1,18 +1,20 @@
 """Solutions pass, blanks are to do, wrong answers fail with their own words; and the proof itself can fail."""
 
 import contextlib
+import io
 import json
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import tiers
 import torch
 
-from gpt2lab.lessons.answers import exercises, prove, words_of
-from gpt2lab.lessons.desk import split
+from gpt2lab.lessons.answers import as_expected, exercises, setup, words_of
+from gpt2lab.lessons.desk import Desk, split
 from gpt2lab.lessons.exercises import STATUS, NotPassed, by_hand, check, close, engine, unaided
 from gpt2lab.lessons.source import read_lesson
 from gpt2lab.planner import metrics
@@ -52,27 +54,40 @@ def lesson(tmp_path, solution="x / 2", words="half of 4", test=TEST, edit=lambda
     return read_lesson(path)
 
 
+def prove(lesson, chosen=lambda text: True) -> list[str]:
+    """Complaints about the exercises of a lesson; empty when all is well. Of the wrong answers those are `chosen`."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        desk, complaints = Desk(lesson.name, setup(lesson)), []
+        for exercise in exercises(lesson):
+            name = exercise.cell.text.split("\n")[0]
+            if not exercise.wrong:
+                complaints.append(f"{name}: no wrong answer shows that its checker can fail")
+            body, checks = split(exercise.cell.solved())
+            said = []
+            for answer, expected in [
+                (body, "PASS"),
+                (split(exercise.cell.blank())[0], "TODO"),
+                *((cell.text, words_of(cell)) for cell in exercise.wrong if chosen(cell.text)),
+            ]:
+                found = desk.verdicts(body, answer, checks)
+                if not as_expected(found, expected):
+                    complaints.append(f"{name}: expected {expected!r}, but check said {found}")
+                elif found in said:
+                    complaints.append(f"{name}: two answers get the same verdict: {found}")
+                said.append(found)
+    return complaints
+
+
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
 def test_solutions_pass_blanks_are_todo_and_wrong_answers_fail(source, monkeypatch):
     own = tiers.touched(source.relative_to(tiers.ROOT).as_posix())
-    number, known = source.name[:2], Asked(engine.known())
+    number, known = source.name[:2], Mock(**{"get.side_effect": engine.known().get})
     monkeypatch.setattr(engine, "known", lambda: known)
     assert prove(read_lesson(source), lambda text: own or tiers.drawn(text)) == []
     written = set(json.loads(engine.KNOWN.read_text())[number])
-    surplus = written - known.asked if own or tiers.today() == "all" else set()
-    assert not known.asked - written and not surplus, f"python -m gpt2lab.lessons.known {number}"
-
-
-class Asked(dict):
-    """What is known of wrong answers; `asked` are the digests of those that were tried."""
-
-    def __init__(self, known):
-        super().__init__(known)
-        self.asked = set()
-
-    def get(self, key, default=None):
-        self.asked.add(key)
-        return super().get(key, default)
+    asked = {call.args[0] for call in known.get.call_args_list}
+    surplus = written - asked if own or tiers.today() == "all" else set()
+    assert not asked - written and not surplus, f"python -m gpt2lab.lessons.known {number}"
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)

@@ -1,13 +1,12 @@
 """What is written for Paraver, read back by a parser that knows the format and none of our code."""
 
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from task_cases import made
 from test_tasks_live import train
 
-from gpt2lab.plots.paraver import STATES, TASK, Message, aligned, messages_between, save_paraver
+from gpt2lab.plots.paraver import STATES, TASK, Message, messages_between, save_paraver
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.trace import Span
@@ -94,14 +93,6 @@ def test_messages_of_a_run_on_ranks_are_those_that_were_counted(tmp_path):
     blocks = 4 * 2 * 2  # of rows, in layers, in steps; the ranks' ring adds sums of gradients
     assert messages_of[1, 3] == messages_of[2, 1] == messages_of[3, 2] == blocks
     assert messages_of[1, 2] == messages_of[2, 3] == messages_of[3, 1] > blocks
-
-
-def test_clocks_of_several_machines_are_aligned_by_a_common_moment():
-    other = [replace(s, start=s.start + 1e3, end=s.end + 1e3) for s in SPANS]
-    one, two = aligned([SPANS, other], [10.0, 1010.0])
-    assert [s.name for s in one] == [s.name for s in two] == [s.name for s in SPANS]
-    times = [[t for s in spans for t in (s.start, s.end)] for spans in (one, two)]
-    assert times[0] == pytest.approx(times[1], abs=1e-9) and times[0][:2] == [0.0, 0.5]
 
 
 def test_rows_are_named(tmp_path):

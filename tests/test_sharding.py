@@ -8,7 +8,7 @@ from argparse import Namespace
 import dtensor_cases as cases
 import pytest
 import torch
-from sharding_cases import CONFIG, matrices, one_product, run_program
+from sharding_cases import CONFIG, layouts, matrices, one_product, run_program
 
 from gpt2lab.benchmarks import race
 from gpt2lab.benchmarks import sharding as bench
@@ -51,7 +51,7 @@ def test_names_and_digits_say_the_same():
 
 @pytest.mark.parametrize("mesh", [LINE, GRID, {"x": 3, "y": 2}])
 def test_boxes_cover_the_tensor_once(mesh):
-    for one in layout.layouts(2, list(mesh), partial=()):
+    for one in layouts(2, list(mesh), partial=()):
         if not layout.fits(one, SHAPE, mesh):
             continue
         seen, copies = torch.zeros(SHAPE), layout.ranks(mesh)
@@ -126,7 +126,7 @@ def terms(whole, one, axes):
 def every_change(rank, world_size, mesh):
     """(from, to, error, gradient's error, counted, backward counted) of every pair of layouts."""
     axes, whole, found = reshard.live_axes(mesh), whole_tensor(), []
-    fitting = [one for one in layout.layouts(2, list(mesh)) if layout.fits(one, SHAPE, mesh)]
+    fitting = [one for one in layouts(2, list(mesh)) if layout.fits(one, SHAPE, mesh)]
     for src, dst in itertools.product(fitting, repeat=2):
         x = terms(whole, src, axes).requires_grad_()
         comm.clear_log()
@@ -369,7 +369,7 @@ def test_a_result_that_the_algebra_does_not_know_is_refused():
 
 
 def test_placements_are_layouts_in_other_words():
-    for one in layout.layouts(3, list(cases.MESH)):
+    for one in layouts(3, list(cases.MESH)):
         if all(list(cut) == sorted(cut) for cut in one.cuts):
             assert cases.layout_of(cases.dtensor_placements(one), 3) == one
 

@@ -13,6 +13,7 @@ from sharding_cases import (
     graph,
     handwritten,
     image,
+    layouts,
     program,
     train_program,
 )
@@ -233,7 +234,7 @@ def product(x, w):
     return (x @ w,)
 
 
-MARKS = [layout.text("xy") for layout in layout.layouts(2, "xy", ())]
+MARKS = [layout.text("xy") for layout in layouts(2, "xy", ())]
 
 
 @pytest.mark.parametrize("k", [2, 3, 5])

@@ -8,7 +8,7 @@ from math import prod
 
 import pytest
 import torch
-from sharding_cases import CONFIG, LENGTH, ROWS, check_program, graph, program
+from sharding_cases import CONFIG, LENGTH, ROWS, check_program, graph, layouts, program
 
 from gpt2lab.machine.links import Link, Network
 from gpt2lab.model import GPT2, GPT2Config
@@ -21,7 +21,6 @@ from gpt2lab.ranks import comm
 from gpt2lab.reference import example_batch, example_weights
 from gpt2lab.sharding.crossing import Crossing, Side
 from gpt2lab.sharding.gpt2 import captured_gpt2
-from gpt2lab.sharding.layout import layouts
 from gpt2lab.sharding.marks import batch, megatron
 from gpt2lab.sharding.reshard import shard
 from gpt2lab.sharding.run_staged import StageRunner

@@ -46,10 +46,10 @@ def run(args) -> dict[str, float]:
     return seconds
 
 
-def reading_time(model, trials: int = 20) -> float:
+def reading_time(model) -> float:
     """Seconds of the fastest of some readings of all weights: a product of each with itself, which writes nothing."""
     flat = [p.detach().flatten() for p in model.parameters()]
-    return min(stopwatch(lambda: [torch.dot(p, p) for p in flat]) for _ in range(trials))
+    return min(stopwatch(lambda: [torch.dot(p, p) for p in flat]) for _ in range(20))
 
 
 def contestants(config: str, rows: int, prompt: int, tokens: int, ranks: Ranks):

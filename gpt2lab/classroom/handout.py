@@ -6,6 +6,7 @@ from pathlib import Path
 from ..lessons.answers import exercises
 from ..lessons.build import outdated
 from ..lessons.source import Lesson
+from .sandbox import Limits
 
 PAGE = Path(__file__).with_name("static") / "handout.md"
 
@@ -15,7 +16,7 @@ def titles_of(lesson: Lesson) -> list[str]:
     return [title for e in exercises(lesson) for title in e.titles]
 
 
-def handout(lessons: list[Lesson], folder: Path, seconds: float = 30) -> list[Path]:
+def handout(lessons: list[Lesson], folder: Path) -> list[Path]:
     """Write the students' notebooks of these lessons and README.md into a folder; returns the files.
 
     Raises ValueError where a file of that name is there already, or a notebook is not what its source says.
@@ -31,5 +32,5 @@ def handout(lessons: list[Lesson], folder: Path, seconds: float = 30) -> list[Pa
         shutil.copyfile(lesson.path.parents[1] / file.name, file)
     rows = [f"| [{x.name}]({x.name}.ipynb) | {len(titles_of(x))} | | |" for x in lessons]
     named = "; ".join(f"{x.name[:2]}: {', '.join(titles_of(x))}" for x in lessons)
-    files[0].write_text(PAGE.read_text().format(rows="\n".join(rows), seconds=seconds, titles=named))
+    files[0].write_text(PAGE.read_text().format(rows="\n".join(rows), seconds=Limits().seconds, titles=named))
     return files

@@ -182,12 +182,12 @@ def _write_index(file: Path, lessons: list[Lesson], pages: list[str]) -> None:
     file.write_text(file.read_text().format(**made, first=names[0], hours=round(sum(took) / 60)))
 
 
-def main(arguments=None) -> None:
+def main() -> None:
     """The command line of the Makefile."""
     parser = argparse.ArgumentParser(prog="python -m gpt2lab.classroom.site", description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--teachers", action="store_true", help="also the teacher's guide")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     write_pages(options.folder, lessons_named(NOTEBOOKS, []), options.teachers)
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from ..machine import namespaces
 from ..machine.options import Setting, parser_of
-from ..processes.orphans import ASKS_TO_END
 from ..run import STOP
 from . import train
 
@@ -65,7 +64,7 @@ def _saved_at_a_signal(source: Path | None, out: Path):
         for run in runs:  # one: its rank 0 made it
             (run / STOP).write_text(signal.Signals(number).name)
 
-    kept = {s: signal.signal(s, ask) for s in ASKS_TO_END if signal.getsignal(s) is not signal.SIG_IGN}
+    kept = {s: signal.signal(s, ask) for s in train.heeded()}
     try:
         yield
     finally:

@@ -86,7 +86,7 @@ def _as_one_rank(here, options: Options, source: Path | None, args) -> int:
         place = str(folder.resolve()) if folder else None
         try:
             # A launcher's SIGTERM ends a rank at once.
-            with _stop_on_interrupt(folder, ("SIGINT",), here.rank == 0) as interrupted:
+            with _stop_on_interrupt(folder, [signal.SIGINT], here.rank == 0) as interrupted:
                 start(here.rank, here.world_size, options, place, source, say_sometimes, device)
         except (FloatingPointError, checkpoint.BadCheckpoint) as error:
             if here.rank == 0:  # the sentence is the same on every rank
@@ -154,8 +154,13 @@ def _options(args, source: Path | None) -> Options:
     return options
 
 
+def heeded(signals=ASKS_TO_END) -> list[int]:
+    """Those of the signals that this process does not ignore; nohup has it ignore SIGHUP."""
+    return [s for s in signals if signal.getsignal(s) is not signal.SIG_IGN]
+
+
 @contextmanager
-def _stop_on_interrupt(folder: Path | None, names=("SIGINT", "SIGTERM", "SIGHUP"), clears: bool = True):
+def _stop_on_interrupt(folder: Path | None, signals=ASKS_TO_END, clears: bool = True):
     """Make Ctrl-C end the run after the current step, which is saved; a third Ctrl-C ends it at once.
 
     SIGTERM and a closed terminal do the same, however often; under nohup, where SIGHUP is ignored, the run goes on.
@@ -175,9 +180,7 @@ def _stop_on_interrupt(folder: Path | None, names=("SIGINT", "SIGTERM", "SIGHUP"
             )
         (folder / STOP).touch()
 
-    known = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    ended_by = [s for s in known if signal.getsignal(s) is not signal.SIG_IGN]
-    before = {s: signal.signal(s, ask) for s in ended_by}
+    before = {s: signal.signal(s, ask) for s in heeded(signals)}
     try:
         yield interrupted
     finally:
@@ -217,8 +220,7 @@ def _train(options: Options, folder: Path | None, source: Path | None) -> None:
         from ..processes.launch import launch
 
         source = source and source.resolve()
-        asks = [s for s in ASKS_TO_END if signal.getsignal(s) is not signal.SIG_IGN]  # nohup ignores one
-        job = (_on_rank, asks, options, place, source, say_sometimes, device)
+        job = (_on_rank, heeded(), options, place, source, say_sometimes, device)
         backend = "nccl" if device == "cuda" else None
         launch(*job, ranks=world, echo="live", timeout=options.timeout, backend=backend)
         return

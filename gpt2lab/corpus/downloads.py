@@ -60,14 +60,14 @@ class NoDownload(OSError):
     """A file could not be fetched; the message says what to do without a network."""
 
 
-def download(name: str, folder: Path | None = None) -> Path:
+def download(name: str) -> Path:
     """The path of a published file, downloaded if it is missing; a file put there by hand is checked too.
 
     Raises ValueError for an unknown name, NoDownload when the server cannot be reached or sends something else.
     """
     if name not in DOWNLOADS:
         raise ValueError(f"There is no download {name!r}. Use one of: {', '.join(DOWNLOADS)}.")
-    return fetch(DOWNLOADS[name], folder or cache_dir("downloads"))
+    return fetch(DOWNLOADS[name], cache_dir("downloads"))
 
 
 def fetch(item: Download, folder: Path) -> Path:

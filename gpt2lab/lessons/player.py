@@ -12,14 +12,14 @@ from ..plots.style import COLORS, ink, rank_color
 from .display import show
 
 
-def play(run, clock: str, caption: str, alt: str, count: int = 3) -> None:
+def play(run, clock: str, caption: str, alt: str) -> None:
     """Show a run of live ranks (per rank: spans, communication log) as a strip of pictures and as a player.
 
     `clock`, `caption` and `alt` are those of `show`. Keys: space plays, arrows step, Home and End jump.
     """
     from IPython.display import display
 
-    show(steps.strip(run, count), clock, caption, alt)
+    show(steps.strip(run), clock, caption, alt)
     display({"text/html": html(run, alt), "text/plain": f"[player: {alt}]"}, raw=True)
 
 

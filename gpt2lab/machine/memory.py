@@ -116,8 +116,8 @@ def after_backward(trainer, batch) -> dict[str, int]:
     return found
 
 
-def over_a_step(trainer, batch, least: int = 0, steps: int = 1) -> list[int]:
-    """Bytes that this rank holds over a step, or a stream of several, after each allocation of `least` bytes or more.
+def over_a_step(trainer, batch, steps: int = 1) -> list[int]:
+    """Bytes that this rank holds over a step, or a stream of several, after each allocation.
 
     Takes a step more: the first one makes the optimizer's state.
     """
@@ -128,4 +128,4 @@ def over_a_step(trainer, batch, least: int = 0, steps: int = 1) -> list[int]:
     before = sum(held(trainer.parallel.model, trainer.parallel.sync, trainer.optimizer).values())
     with allocations() as events:
         trainer.stream([batch] * steps)
-    return [before + e.held for e in events if abs(e.bytes) >= least]
+    return [before + e.held for e in events]

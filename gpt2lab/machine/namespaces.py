@@ -109,20 +109,20 @@ def running(machines: Sequence[Machine], wire: Wire = Wire(), let_through=None, 
         process.wait()
 
 
-def torchrun(count: int, ranks: int, arguments: Sequence, env=None, port: int = PORT) -> list[Machine]:
+def torchrun(count: int, ranks: int, arguments: Sequence) -> list[Machine]:
     """`count` machines that run `torchrun ARGUMENTS` with so many ranks each."""
     found = []
     for number in range(count):
         line = [sys.executable, "-m", "torch.distributed.run", "--nnodes", count, "--nproc-per-node", ranks]
-        line += ["--node-rank", number, "--master-addr", MEETING, "--master-port", port, *arguments]
-        found.append(Machine([str(word) for word in line], card("eth0") | (env or {})))
+        line += ["--node-rank", number, "--master-addr", MEETING, "--master-port", PORT, *arguments]
+        found.append(Machine([str(word) for word in line], card("eth0")))
     return found
 
 
-def by_hand(count: int, arguments: Sequence, port: int = PORT) -> list[Machine]:
+def by_hand(count: int, arguments: Sequence) -> list[Machine]:
     """`count` machines with one rank each, `python ARGUMENTS`, with the variables that torchrun would set."""
     world = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"} | card("eth0")
-    world |= {"MASTER_ADDR": MEETING, "MASTER_PORT": str(port)}
+    world |= {"MASTER_ADDR": MEETING, "MASTER_PORT": str(PORT)}
     command = [sys.executable, *map(str, arguments)]
     return [Machine(command, world | {"RANK": str(number)}) for number in range(count)]
 
@@ -133,7 +133,7 @@ def card(name: str) -> dict[str, str]:
     return quiet | {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
 
 
-def sent(name: str = "eth0") -> int:
-    """Bytes that have left this machine through a card so far."""
-    line = re.search(rf"^\s*{name}:(.*)$", Path("/proc/net/dev").read_text(), re.MULTILINE)
+def sent() -> int:
+    """Bytes that have left this machine through its card so far."""
+    line = re.search(r"^\s*eth0:(.*)$", Path("/proc/net/dev").read_text(), re.MULTILINE)
     return int(line[1].split()[8])

@@ -43,9 +43,7 @@ def down_sets(graph: OperatorGraph) -> list[frozenset[int]]:
 
 
 @checked(rows=1)
-def stage_options(
-    graph: OperatorGraph, cluster: Cluster, rows: int, recompute: Sequence[bool] = (False, True)
-) -> Callable:
+def stage_options(graph: OperatorGraph, cluster: Cluster, rows: int) -> Callable:
     """What Piper may do with a stage: a function (operators, stages behind it) -> [(devices, StagePlan)].
 
     Seconds for one micro-batch of `rows` rows: forward and backward on dp x tp devices, recomputing adds a forward;
@@ -73,7 +71,7 @@ def stage_options(
                     rest += 2 * len(members) * link.time(size, 2 * (tp - 1))
                 if dp > 1:
                     rest += link.time(2 * (dp - 1) / dp * state / STATE / tp, 2 * (dp - 1)) / rows
-                for twice in recompute:
+                for twice in (False, True):
                     flying = (behind + 1) * (largest if twice else kept) + (kept if twice else 0)
                     if state / tp + flying / used <= device.memory:
                         seconds = compute + rest + (again if twice else 0)

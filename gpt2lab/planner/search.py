@@ -165,27 +165,22 @@ def mcmc(steps: int = 2000, seed: int = 0, heat: float = 0.03) -> Callable:
     return search
 
 
-@checked(rounds=1)
-def learned(rounds: int = 60, seed: int = 0) -> Callable:
+def _learned(problem: ChainProblem, space: Space, judge: Judge) -> None:
     """REINFORCE of lesson 16 on the operators' devices; cuts inside operators are not among its actions."""
-
-    def search(problem, space, judge):
-        on = [[a for a in row if a.count == 1] for row in space]
-        plan = lambda where: tuple(row[device] for row, device in zip(on, where, strict=True))
-        alone = [problem.work(n, row[0]) for n, row in enumerate(on)]
-        known = cache(lambda where: judge(plan(where)))
-        worst = 10 * sum(alone) * problem.micros
-        view = SimpleNamespace(
-            graph=OperatorGraph.chain(problem.operators),
-            cluster=problem.cluster,
-            times=[t * problem.micros for t in alone],
-            back=[0.0],
-            cost=lambda where: min(known(tuple(where)), worst),
-            fits=lambda where: known(tuple(where)) < inf,
-        )
-        reinforce(view, seed=seed, rounds=rounds)
-
-    return search
+    on = [[a for a in row if a.count == 1] for row in space]
+    plan = lambda where: tuple(row[device] for row, device in zip(on, where, strict=True))
+    alone = [problem.work(n, row[0]) for n, row in enumerate(on)]
+    known = cache(lambda where: judge(plan(where)))
+    worst = 10 * sum(alone) * problem.micros
+    view = SimpleNamespace(
+        graph=OperatorGraph.chain(problem.operators),
+        cluster=problem.cluster,
+        times=[t * problem.micros for t in alone],
+        back=[0.0],
+        cost=lambda where: min(known(tuple(where)), worst),
+        fits=lambda where: known(tuple(where)) < inf,
+    )
+    reinforce(view, rounds=60)
 
 
 def _chain_of(problem: ChainProblem) -> balance.Chain:
@@ -261,7 +256,7 @@ PLANNERS = {
     "exhaustive": Planner(soap, everything, exhaustive()),
     "every pipeline": Planner(soap, only(submesh), exhaustive(every_pipeline)),
     "MCMC (FlexFlow)": Planner(soap, everything, mcmc()),
-    "learned placement": Planner(soap, only(one_device), learned()),
+    "learned placement": Planner(soap, only(one_device), _learned),
     "PipeDream": Planner(soap, everything, replicated(lambda chain, n, micros: balance.pipedream(chain, n))),
     "DAPPLE": Planner(soap, everything, replicated(balance.dapple)),
     "Tofu": Planner(soap, only(whole_cluster), halved),

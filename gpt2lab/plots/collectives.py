@@ -11,7 +11,7 @@ from .style import figure, ink, rank_color, variant
 MARKS = "osv^DPX*"
 
 
-def sweep_figure(rows, models=(), clock: str = "measured") -> Figure:
+def sweep_figure(rows, models=()) -> Figure:
     """Time and bus bandwidth over size: a colour per operation, a mark per number of ranks; dashed lines are fits.
 
     Full marks were fitted, hollow ones were not; the right panel shows how well those are predicted. rows: dicts
@@ -37,8 +37,8 @@ def sweep_figure(rows, models=(), clock: str = "measured") -> Figure:
             left.plot(list(fit["predicted"]), fitted, "--", color=look["color"], lw=0.8)
             middle.plot(sizes, [r["bus"] / 1e9 for r in mine], **look)
             right.plot(list(unseen), list(unseen.values()), **look)
-    left.set(yscale="log", title=f"time in ms ({clock}; dashed: fitted)")
-    middle.set(yscale="log", title=f"bus bandwidth in GB/s ({clock})")
+    left.set(yscale="log", title="time in ms (measured; dashed: fitted)")
+    middle.set(yscale="log", title="bus bandwidth in GB/s (measured)")
     wrong = [max(v, 1 / v) for m in models for v in m["predicted over measured"].values()]
     most = 1.1 * max([2, *wrong])  # as far below one as above it, and nothing cut off
     right.set(yscale="log", ylim=(1 / most, most), title="predicted / measured, sizes not fitted")

@@ -39,19 +39,19 @@ def mask(ax, table: TokenLayout) -> None:
     ax.set_yticks((ends[1:] + ends[:-1] - 1) / 2, [f"rank {r}" for r in range(table.ranks)], fontsize=8)
 
 
-def picker(name: str, exchange: str, ranks: int, tokens: int, width: int = 64) -> Figure:
-    """One layout with one exchange: the mask by owner, the work of four kernels, what each rank sends."""
+def picker(name: str, exchange: str, ranks: int, tokens: int) -> Figure:
+    """One layout with one exchange: the mask by owner, the work of four kernels, what each rank sends (width 64)."""
     table = layout(name, tokens, ranks)
     fig, (left, middle, right) = figure(10, 3.2, cols=3, width_ratios=(1, 1.5, 1.2))
     mask(left, table)
     left.set_title(f"{name}, {tokens} tokens")
     work_bars(middle, table, by_heads=exchange == "heads")
-    sent, below = [costs.sent(exchange, table, r, width) for r in range(ranks)], np.zeros(ranks)
+    sent, below = [costs.sent(exchange, table, r, 64) for r in range(ranks)], np.zeros(ranks)
     for kind in ("forward", "backward"):
         numbers = np.array([s[kind][0] / 1e3 for s in sent])
         right.bar(range(ranks), numbers, bottom=below, color=COLORS[kind], label=kind)
         below += numbers
-    most = [costs.sent("qkv", table, r, width) for r in range(ranks)]  # one axis for all exchanges
+    most = [costs.sent("qkv", table, r, 64) for r in range(ranks)]  # one axis for all exchanges
     top = max(s["forward"][0] + s["backward"][0] for s in most) / 1e3
     right.set(title=f"{exchange}: sent in a layer", ylabel="thousand numbers", ylim=(0, 1.2 * top))
     right.set(xlabel="rank", xticks=range(ranks))
@@ -59,9 +59,9 @@ def picker(name: str, exchange: str, ranks: int, tokens: int, width: int = 64) -
     return fig
 
 
-def layer_stack(table: TokenLayout, layers: int = 2) -> Figure:
-    """The token axis through embedding, layers and loss, coloured by owner; arrows: keys and values, and gradients."""
-    parts = ["embedding", *["layer norm", "attention", "MLP"] * layers, "loss"]
+def layer_stack(table: TokenLayout) -> Figure:
+    """The token axis through embedding, two layers and loss, coloured by owner; arrows: keys, values, gradients."""
+    parts = ["embedding", *["layer norm", "attention", "MLP"] * 2, "loss"]
     fig, ax = figure(8, 0.8 + 0.36 * len(parts))
     for row, part in enumerate(reversed(parts)):
         weight = "bold" if part == "attention" else None
@@ -82,10 +82,10 @@ def layer_stack(table: TokenLayout, layers: int = 2) -> Figure:
     return fig
 
 
-def kernels(runs: dict, names=("attention", "MLP", "dQ, dK, dV")) -> Figure:
+def kernels(runs: dict) -> Figure:
     """Milliseconds of each kernel on each rank, a panel each; `runs` has spans by layout."""
-    fig, axes = figure(9, 3, cols=len(names))
-    for ax, kernel in zip(axes, names, strict=True):
+    fig, axes = figure(9, 3, cols=3)
+    for ax, kernel in zip(axes, ("attention", "MLP", "dQ, dK, dV"), strict=True):
         for place, spans in enumerate(runs.values()):
             for r in (0, 1):
                 took = [1e3 * (s.end - s.start) for s in spans if s.rank == r and s.name == kernel]
@@ -151,12 +151,12 @@ def volumes(rows, what: str = "thousand numbers sent by all ranks in a layer") -
     return fig
 
 
-def memory(config, rows: int, tokens: int, ranks=(1, 2, 4), gathered: int = 2) -> Figure:
+def memory(config, rows: int, tokens: int) -> Figure:
     """llm.c's activation tensors on the last rank of a contiguous split, in megabytes of float32, by kind."""
     kinds = {"q, k, v": ("qkv",), "attention rows": ("preatt", "att"), "logits": ("logits", "probs")}
     held = {}
-    for n in ranks:
-        table, parts = layout("contiguous", tokens, n), gathered if n > 1 else 3
+    for n in (1, 2, 4):
+        table, parts = layout("contiguous", tokens, n), 2 if n > 1 else 3
         found = costs.activations(config, rows, table, n - 1, parts)
         one = {kind: 4e-6 * sum(found[name] for name in names) for kind, names in kinds.items()}
         held[f"{n} rank{'s' * (n > 1)}"] = one | {"all other": 4e-6 * sum(found.values()) - sum(one.values())}

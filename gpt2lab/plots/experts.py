@@ -9,29 +9,27 @@ from .forms import cell, name_columns, name_rows, rectangle, text_at
 from .style import COLORS, HUES, THINGS, figure, rank_color
 
 
-def flow(
-    choices: Sequence[Sequence[Sequence[int]]] = (((0, 2), (3, 1), (0, 1)), ((2, 3), (0, 3), (2, 1))),
-    experts: int = 4,
-):
-    """Tokens of two ranks on their way to their experts; what crosses between the ranks is what travels."""
+def flow():
+    """Tokens of two ranks on their way to four experts; what crosses between the ranks is what travels."""
     fig, ax = figure(9, 3.4)
     ax.set(xlim=(-0.4, 10.6), ylim=(-0.5, 4.5))
     ax.set_axis_off()
+    choices = ((0, 2), (3, 1), (0, 1)), ((2, 3), (0, 3), (2, 1))
     tokens = [(rank, asked) for rank, row in enumerate(choices) for asked in row]
     heights = np.linspace(4, 0, len(tokens))
-    rooms = np.linspace(3.6, 0.4, experts)
+    rooms = np.linspace(3.6, 0.4, 4)
     for x, title in ((0.3, "tokens"), (2.6, "router"), (5.1, "expert"), (7.6, "weighted"), (9.9, "tokens")):
         ax.text(x, 4.45, title, ha="center", weight="bold")
     for (rank, asked), y in zip(tokens, heights, strict=True):
         for x in (0, 9.6):
             rectangle(ax, x, y - 0.17, 0.6, 0.34, rank_color(rank))
         for e in asked:
-            away = rank != e * 2 // experts
+            away = rank != e // 2
             style = {"color": COLORS["comm"] if away else COLORS["other"], "lw": 1.6 if away else 0.8}
             for begin, end in (((0.65, y), (4.6, rooms[e])), ((5.6, rooms[e]), (9.55, y))):
                 ax.add_patch(FancyArrowPatch(begin, end, arrowstyle="-|>", mutation_scale=8, **style))
     for e, y in enumerate(rooms):
-        color = rank_color(e * 2 // experts)
+        color = rank_color(e // 2)
         rectangle(ax, 4.65, y - 0.3, 0.9, 0.6, color)
         text_at(ax, 5.1, y, f"E{e}", on=color)
     return fig
@@ -75,15 +73,15 @@ def by_letter(experts: Mapping[str, np.ndarray], letters):
     return fig
 
 
-def loads(histories: Mapping[str, np.ndarray], window: int = 10):
-    """Each expert's share of the choices, a running mean over `window` steps, one panel a way to balance.
+def loads(histories: Mapping[str, np.ndarray]):
+    """Each expert's share of the choices, a running mean over 10 steps, one panel a way to balance.
 
     The even share is dashed.
     """
     fig, axes = figure(9, 2.8, 1, len(histories), sharey=True, squeeze=False)
     for ax, (name, shares) in zip(axes[0], histories.items(), strict=True):
         for e, line in enumerate(shares.T):
-            ax.plot(*_running_mean(line, window), color=HUES[e % 8], lw=1.2, label=f"E{e}")
+            ax.plot(*_running_mean(line), color=HUES[e % 8], lw=1.2, label=f"E{e}")
         even = ax.axhline(1 / shares.shape[1], color=THINGS[1], ls="--", lw=1)
         ax.set(title=name, xlabel="step", ylim=(0, None))
     axes[0][0].set_ylabel("share of all choices")
@@ -92,18 +90,18 @@ def loads(histories: Mapping[str, np.ndarray], window: int = 10):
     return fig
 
 
-def _running_mean(values, window: int):
-    """Steps and the means of the `window` values up to each."""
-    mean = np.convolve(values, np.ones(window) / window, "valid")
-    return np.arange(len(mean)) + window, mean
+def _running_mean(values):
+    """Steps and the means of the 10 values up to each."""
+    mean = np.convolve(values, np.full(10, 0.1), "valid")
+    return np.arange(len(mean)) + 10, mean
 
 
-def running_losses(curves: Mapping[str, Sequence[Sequence[float]]], tokens: int, window: int = 10):
-    """Training losses of several runs a name against tokens seen, each a running mean over `window` steps."""
+def running_losses(curves: Mapping[str, Sequence[Sequence[float]]], tokens: int):
+    """Training losses of several runs a name against tokens seen, each a running mean over 10 steps."""
     fig, ax = figure(8, 3)
     for i, (name, runs) in enumerate(curves.items()):
         for j, curve in enumerate(runs):
-            steps, mean = _running_mean(curve, window)
+            steps, mean = _running_mean(curve)
             label = name if j == 0 else None
             ax.plot(tokens * steps, mean, label=label, color=THINGS[(0, 3, 4)[i % 3]], lw=1)
     ax.set(xlabel="tokens seen", ylabel="loss (nats a letter)")
@@ -111,15 +109,15 @@ def running_losses(curves: Mapping[str, Sequence[Sequence[float]]], tokens: int,
     return fig
 
 
-def pays(machines: Mapping[str, tuple[float, float, int, int]], widths=(256, 65536), matrices: int = 3):
-    """Seconds on the wire per second of products against the hidden width, for (flop/s, bytes/s, ranks, bytes)."""
+def pays(machines: Mapping[str, tuple[float, float, int, int]]):
+    """Seconds on the wire per second of products (three matrices) by width, for (flop/s, bytes/s, ranks, bytes)."""
     fig, ax = figure(8, 3.2)
-    width = np.geomspace(*widths, 50)
+    width = np.geomspace(256, 65536, 50)
     for i, (name, (flops, wire, ranks, element)) in enumerate(machines.items()):
-        share = 4 * element * (ranks - 1) / ranks / wire * flops / (6 * matrices * width)
+        share = 4 * element * (ranks - 1) / ranks / wire * flops / (6 * 3 * width)
         ax.loglog(width, share, label=name, color=THINGS[(3, 4, 0)[i % 3]])
     ax.axhline(1, color=THINGS[1], ls="--", lw=1)
-    ax.text(widths[1], 1.15, "above: the wire decides", ha="right", color=THINGS[0], fontsize=9)
+    ax.text(width[-1], 1.15, "above: the wire decides", ha="right", color=THINGS[0], fontsize=9)
     ax.set(xlabel="hidden width H of an expert", ylabel="wire time / compute time")
     ax.legend()
     return fig

@@ -80,7 +80,7 @@ def normalised(gradients, updates: dict[str, object], rate: float) -> Figure:
     return fig
 
 
-def per_token(times: dict[str, list[float]], unit: str = "ms") -> Figure:
+def per_token(times: dict[str, list[float]]) -> Figure:
     """What each new token costs, by its position: name -> one number a token."""
     count = range(1, 1 + max(map(len, times.values())))
-    return chart(count, times, THINGS[::-1], (8, 2.6), xlabel="new token", ylabel=unit, ylim=(0, None))
+    return chart(count, times, THINGS[::-1], (8, 2.6), xlabel="new token", ylabel="ms", ylim=(0, None))

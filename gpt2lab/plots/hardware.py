@@ -90,15 +90,15 @@ def mistakes(panels: dict[str, dict[str, list[float]]]) -> Figure:
     return fig
 
 
-def speedups(points: dict[str, tuple[int, float]], fractions, most: int = 1024) -> Figure:
+def speedups(points: dict[str, tuple[int, float]], fractions) -> Figure:
     """Amdahl's curves for serial fractions, with points (workers, speed-up); on the right Karp-Flatt of the points."""
     fig, (left, right) = figure(9, 3.6, 1, 2, width_ratios=(2, 1))
-    workers = np.geomspace(1, most, 100)
+    workers = np.geomspace(1, 1024, 100)
     left.plot(workers, workers, "--", color=THINGS[1], label="ideal")
     for fraction, shade in zip(fractions, np.linspace(0.35, 1, len(fractions)), strict=True):
         curve = [metrics.amdahl(fraction, p) for p in workers]
         left.plot(workers, curve, color=COLORS["forward"], alpha=shade, lw=1.5)
-        left.text(most * 1.1, curve[-1], f"{100 * fraction:.3g} %", va="center", fontsize=8)
+        left.text(1.1 * workers[-1], curve[-1], f"{100 * fraction:.3g} %", va="center", fontsize=8)
     for i, (name, (p, gained)) in enumerate(points.items()):
         left.plot(p, gained, "o", color=variant(i)["color"], ms=8, mec="white", label=name)
         right.barh(i, 100 * metrics.karp_flatt(gained, p), 0.6, color=variant(i)["color"])

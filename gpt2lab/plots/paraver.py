@@ -33,15 +33,6 @@ class Message:
     tag: int = 0
 
 
-def aligned(per_rank, moments) -> list[list]:
-    """Each rank's spans, or logged calls, in seconds after its own time of a moment common to all (a barrier's end).
-
-    Only ranks of several machines need this: each machine has a clock of its own.
-    """
-    shift = lambda s, zero: replace(s, start=s.start - zero, end=s.end - zero)
-    return [[shift(s, zero) for s in of_one] for of_one, zero in zip(per_rank, moments, strict=True)]
-
-
 def messages_between(logs) -> list[Message]:
     """The messages between ranks, from the log of calls (`comm.log`) of each; a collective is one to each target.
 

@@ -21,8 +21,8 @@ KINDS = {
 }
 
 
-def product(options, names=("A", "B", "C"), ranks: int = 2):
-    """C = A B under each option of its description: who holds what, and what must be sent to have C whole."""
+def product(options):
+    """C = A B under each option of its description: who of two ranks holds what, and what must be sent for C."""
     cuts = [option for option in options if option.index not in ("", "partial")]
     fig, axes = figure(9, 2.5, 1, len(cuts))
     for ax, option in zip(axes, cuts, strict=True):
@@ -30,20 +30,20 @@ def product(options, names=("A", "B", "C"), ranks: int = 2):
         ax.set_axis_off()
         ax.text(4, 2.9, f"cut along {option.index}", ha="center", weight="bold")
         matrices = [(2, 2.4, HOW[place]) for place in (*option.inputs, option.output)]
-        cut_product(ax, matrices, names, ranks)
+        cut_product(ax, matrices, "ABC", 2)
         sent = "a sum: all-reduce of C" if option.output == "sum" else "nothing: C stays cut"
         text_at(ax, 4, -1.2, sent, color=COLORS["comm"] if option.output == "sum" else "black")
     return fig
 
 
-def cost_matrix(names: list[str], table: list[list], unit: str = "bytes a rank"):
+def cost_matrix(names: list[str], table: list[list]):
     """The cost matrix of all changes of layout: from the row's to the column's."""
     fig, ax = figure(0.75 * len(names) + 2.2, 0.55 * len(names) + 1.4)
     most = max(max(row) for row in table) or 1
     viridis = colormaps["viridis"]
     white = lambda value: ink(viridis(value / most)) == "white"
     look = {"cmap": viridis, "vmin": 0, "vmax": most, "shrink": 0.8}
-    heat(ax, table, "{:,}", unit, size=8, white=white, **look)
+    heat(ax, table, "{:,}", "bytes a rank", size=8, white=white, **look)
     name_columns(ax, names)
     ax.set_yticks(range(len(names)), names)
     ax.xaxis.tick_top()

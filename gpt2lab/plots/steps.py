@@ -79,7 +79,7 @@ def size_of(size: int) -> str:
     return f"{size} B" if size < 1 << 10 else f"{size / 1024:.3g} KiB"
 
 
-def strip(run, count: int = 4, every: list[Moment] | None = None) -> Figure:
+def strip(run, count: int = 3, every: list[Moment] | None = None) -> Figure:
     """A few moments of a run as pictures one under the other, those at which most is sent among them."""
     every = every or moments(run)
     count, n = min(count, len(every)), len(run)

@@ -41,10 +41,10 @@ and attention's 4 C^2 on every rank, a rank holds 12 of the 36 C^2 weights of a 
 EDGES = {"width": np.array([1.0, 0.0]), "layers": np.array([0.0, 1.0]), "data": np.array([0.45, 0.30])}
 
 
-def strategies(cuts=STRATEGIES):
+def strategies():
     """One cube a strategy, each slab in the colour of the rank that computes it, over bars of what ranks hold."""
-    fig, axes = figure(11, 2.6, 1, len(cuts))
-    for ax, cut in zip(axes, cuts, strict=True):
+    fig, axes = figure(11, 2.6, 1, len(STRATEGIES))
+    for ax, cut in zip(axes, STRATEGIES, strict=True):
         ax.set_aspect("equal")
         ax.set_axis_off()
         ax.set(xlim=(-0.28, 1.5), ylim=(-0.95, 1.68))

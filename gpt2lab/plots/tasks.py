@@ -104,14 +104,14 @@ def executors(sizes: list[int], found: dict[str, list[float]]) -> Figure:
     return chart(sizes, found, colors, (8, 3), scaled, {"fontsize": 8}, {"marker": "o"}, **labels)
 
 
-def times(found: dict[str, list[float]], title: str = "", unit: str = "ms") -> Figure:
+def times(found: dict[str, list[float]], title: str = "") -> Figure:
     """One row a version: its times as dots, the median as a bar."""
     fig, ax = figure(8, 0.9 + 0.38 * len(found))
     for place, values in enumerate(found.values()):
         ax.barh(place, statistics.median(values), 0.6, color=THINGS[2])
         ax.plot(values, [place] * len(values), "|", color="black", markersize=9)
     name_rows(ax, found)
-    ax.set(xlabel=f"{unit} (bar: median)", title=title)
+    ax.set(xlabel="ms (bar: median)", title=title)
     return fig
 
 

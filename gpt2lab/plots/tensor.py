@@ -11,14 +11,14 @@ THREE_WAYS = (
 )
 
 
-def tilings(ranks: int = 2):
-    """Y = X W cut in three ways: which rank holds which part of X, W and Y, and what is sent."""
+def tilings():
+    """Y = X W cut in three ways: which of two ranks holds which part of X, W and Y, and what is sent."""
     fig, axes = figure(9, 2.6, 1, 3)
     for ax, (title, x, w, y, sent) in zip(axes, THREE_WAYS, strict=True):
         ax.set(xlim=(-0.2, 8.2), ylim=(-2.3, 3.6), aspect="equal")
         ax.set_axis_off()
         ax.text(4, 3.1, title, ha="center", weight="bold")
-        cut_product(ax, [(2, 2.4, x), (2, 2, w), (2, 2.4, y)], "XWY", ranks)
+        cut_product(ax, [(2, 2.4, x), (2, 2, w), (2, 2.4, y)], "XWY", 2)
         ax.text(4, -1.0, sent, ha="center", va="top", fontsize=9)
     return fig
 
@@ -171,11 +171,11 @@ ALEXNET = (  # layer, weights, activations of one image (Krizhevsky et al. 2012,
 )
 
 
-def alexnet(batch: int = 128):
+def alexnet():
     """Weights and activations of AlexNet by layer: for convolutions cut the batch, for dense layers the matrix."""
     fig, ax = figure(8, 2.7)
     names, weights, activations = zip(*ALEXNET, strict=True)
-    found = {"weights": weights, f"activations of {batch} images": [batch * a for a in activations]}
+    found = {"weights": weights, "activations of 128 images": [128 * a for a in activations]}
     beside(ax, found, THINGS[::-1], fill=0.95)
     ax.axvspan(-0.5, 4.5, color=COLORS["wait"], alpha=0.35, zorder=0)
     ax.text(2, 3e8, "cut the batch", ha="center")

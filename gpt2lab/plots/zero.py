@@ -144,19 +144,12 @@ def residency(columns: dict, replicas: float) -> Figure:
     return fig
 
 
-def lines(
-    runs: dict[str, list[float]], ylabel: str, recorded: dict[str, list[float]] | None = None
-) -> Figure:
-    """Several lines over steps; dots are published numbers, on a log scale if there are any."""
+def lines(runs: dict[str, list[float]], ylabel: str) -> Figure:
+    """Several lines over steps."""
     looks = [{"color": THINGS[i], "ls": ls} for i, ls in ((4, "-"), (3, "--"), (0, ":"), (1, "-"))]
-
-    def also(ax):
-        for marker, (name, values) in zip("oxs", (recorded or {}).items(), strict=False):
-            ax.plot(values, marker, ms=8, mfc="none", color="black", label=name)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-
-    labels = {"xlabel": "step", "ylabel": ylabel, "yscale": "log" if recorded else "linear"}
-    return chart(None, runs, looks, (8, 2.8), also, {"fontsize": 8}, {"lw": 1.8}, **labels)
+    whole = lambda ax: ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    labels = {"xlabel": "step", "ylabel": ylabel}
+    return chart(None, runs, looks, (8, 2.8), whole, {"fontsize": 8}, {"lw": 1.8}, **labels)
 
 
 def beside(groups: dict[str, list[float]], xlabel: str, ylabel: str) -> Figure:

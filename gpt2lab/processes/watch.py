@@ -55,12 +55,12 @@ class Watch:
     def _answered(self, rank: int) -> bool:
         return rank in self.results or rank in self.raised or rank in self.dead
 
-    def _listen(self, patience: float = 0.05) -> None:
+    def _listen(self) -> None:
         members = self.pool.members
         pipes = {member.pipe: member for member in members if not self._answered(member.rank)}
         outputs = {member.output: member for member in members if member.rank not in self.dead}
         ends = {member.process.sentinel: member for member in pipes.values()}
-        ready = wait([*pipes, *outputs, *ends], patience)
+        ready = wait([*pipes, *outputs, *ends], 0.05)
         for item in ready:  # printed lines first: they were written before the message
             if item in outputs:
                 self._print(outputs[item])

@@ -17,15 +17,14 @@ import torch
 import torch.distributed as dist
 
 from ..machine.arguments import checked
-from ..processes import status_board
 from . import buffers, call, paced
 from . import traffic as counted
 from .axis import Axis
 from .buffers import byte_sizes, chunk_sizes, padded, shard_sizes
 from .call import Call, Exchange, adjoint, forward_only
 
-Mismatch, Handle, finished = status_board.Mismatch, call.Handle, call.finished
-Event, log, clear_log, traffic = counted.Event, counted.log, counted.clear_log, counted.traffic
+Handle, finished = call.Handle, call.finished
+log, clear_log, traffic = counted.log, counted.clear_log, counted.traffic
 split_sizes = checked(total=0, parts=(1, 10**6))(counted.split_sizes)
 Sizes = Sequence[int] | None
 REDUCE = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}

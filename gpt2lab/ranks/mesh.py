@@ -74,9 +74,9 @@ class Mesh:
     def __repr__(self) -> str:
         return f"Mesh({', '.join(f'{n}={s}' for n, s in self.sizes.items() if s > 1)})"
 
-    def coordinates(self, rank: int | None = None) -> dict[str, int]:
-        """The position of a rank (default: this one) on each axis."""
-        position = np.argwhere(self.grid == (self.rank if rank is None else rank))[0]
+    def coordinates(self) -> dict[str, int]:
+        """The position of this rank on each axis."""
+        position = np.argwhere(self.grid == self.rank)[0]
         return dict(zip(NAMES, map(int, position), strict=True))
 
     def lines(self, names: Sequence[str]) -> list[tuple[int, ...]]:

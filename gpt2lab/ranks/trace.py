@@ -83,11 +83,10 @@ def clock_behind(axis, rounds: int = 5) -> tuple[float, float]:
     return (low + high) / 2, (high - low) / 2
 
 
-def clear(with_comm: bool = True) -> None:
-    """Forget the spans so far, and with `with_comm` the communication log."""
+def clear() -> None:
+    """Forget the spans so far, and the communication log."""
     _spans.clear()
-    if with_comm:
-        comm.clear_log()
+    comm.clear_log()
 
 
 def merge(per_rank) -> list[Span]:

@@ -69,7 +69,7 @@ def to_csv(schedule: Schedule) -> str:
 
 
 @checked(slices=1)
-def from_csv(text: str, slices: int | None = None, name: str = "") -> Schedule:
+def from_csv(text: str, slices: int | None = None) -> Schedule:
     """Read what `to_csv` or PyTorch's pipelining wrote.
 
     Empty cells are idle slots, an empty line is an idle rank, and PyTorch's joint blocks become two operations.
@@ -82,9 +82,9 @@ def from_csv(text: str, slices: int | None = None, name: str = "") -> Schedule:
     slices = _agreed(slices, said.get("slices"))
     if "placement" in said:
         where = tuple(map(int, said["placement"].split()))
-        return Schedule(orders, where, int(said["micros"]), int(said["copies"]), slices, name)
+        return Schedule(orders, where, int(said["micros"]), int(said["copies"]), slices)
     units = 1 + max((op.micro for order in orders for op in order), default=0)
-    return Schedule(orders, _placement(orders), -(-units // slices), 1, slices, name)
+    return Schedule(orders, _placement(orders), -(-units // slices), 1, slices)
 
 
 def _said(line: str) -> dict[str, str]:

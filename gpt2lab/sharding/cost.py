@@ -164,13 +164,10 @@ def adjoint(src: Layout, dst: Layout) -> tuple[Layout, Layout]:
     return dst.dual, src.dual
 
 
-@checked(shape=0, mesh=1, element=1)
-def cost_table(layouts: Sequence[Layout], shape: Sequence[int], mesh: Mesh, element: int = 8) -> list[list]:
-    """The cost matrix: the most bytes that a rank sends, from each layout (row) to each (column)."""
+@checked(shape=0, mesh=1)
+def cost_table(layouts: Sequence[Layout], shape: Sequence[int], mesh: Mesh) -> list[list]:
+    """The cost matrix: the most bytes of float64 that a rank sends, from each layout (row) to each (column)."""
     return [
-        [
-            max(path(a, b, shape, mesh).cost(mesh, place, element)[0] for place in places(mesh))
-            for b in layouts
-        ]
+        [max(path(a, b, shape, mesh).cost(mesh, place, 8)[0] for place in places(mesh)) for b in layouts]
         for a in layouts
     ]

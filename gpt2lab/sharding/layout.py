@@ -188,17 +188,3 @@ def box(shape: Sequence[int], layout: Layout, mesh: Mesh, place: Place) -> tuple
 def fits(layout: Layout, shape: Sequence[int], mesh: Mesh) -> bool:
     """Whether every rank gets a part that is not empty."""
     return all(n >= math.prod(mesh[a] for a in cut) for n, cut in zip(shape, layout.cuts, strict=True) if cut)
-
-
-@checked(dims=(0, 16))
-def layouts(dims: int, axes: str | Sequence[str], partial: Sequence[str] = ("sum",)) -> list[Layout]:
-    """Every layout of a tensor of `dims` dimensions: each axis cuts a dimension, sums, or does nothing."""
-    found = [Layout.whole(dims)]
-    for axis in axes:
-        more = []
-        for one in found:
-            more += [one, *(one.summed(axis, op) for op in partial)]
-            for dim, cut in enumerate(one.cuts):
-                more += [one.cut(dim, (*cut[:i], axis, *cut[i:])) for i in range(len(cut) + 1)]
-        found = more
-    return found

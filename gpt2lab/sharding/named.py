@@ -33,11 +33,9 @@ def complaint(tensors: Tensors, layout: Mapping[str, str]) -> str:
 
 
 @checked(mesh=1)
-def legal_layouts(
-    tensors: Tensors, mesh: Mesh, fixed: Sequence[str] = ("qkv", "keys")
-) -> list[dict[str, str]]:
-    """Every legal layout: each name on one axis or on none, except the `fixed` ones, which stay whole."""
-    names = list(dict.fromkeys(d for dims in tensors.values() for d in dims if d not in fixed))
+def legal_layouts(tensors: Tensors, mesh: Mesh) -> list[dict[str, str]]:
+    """Every legal layout: each name on one axis or on none, except `qkv` and `keys`, which stay whole."""
+    names = list(dict.fromkeys(d for dims in tensors.values() for d in dims if d not in ("qkv", "keys")))
     every = itertools.product((None, *mesh), repeat=len(names))
     choices = patiently(every, "layouts", (1 + len(mesh)) ** len(names))
     layouts = [{n: a for n, a in zip(names, choice, strict=True) if a} for choice in choices]

@@ -40,9 +40,9 @@ def ancestors_of(before) -> list[int]:
 
 
 @checked()
-def needless(graph: TaskGraph, before: list | None = None) -> list[tuple[int, int]]:
+def needless(graph: TaskGraph) -> list[tuple[int, int]]:
     """Edges that can be left out: another path orders the two tasks too, or their accesses do not conflict."""
-    before, tasks = graph.before if before is None else before, graph.tasks
+    before, tasks = graph.before, graph.tasks
     ancestors = ancestors_of(before)
 
     def is_needed(u: int, v: int) -> bool:

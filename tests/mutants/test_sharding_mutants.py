@@ -6,11 +6,11 @@ import itertools
 import pytest
 import torch
 from planting import bugs, planting, under
-from sharding_cases import CONFIG, graph, image, inputs, matrices, one_product, run_program, serial
+from sharding_cases import CONFIG, graph, image, inputs, layouts, matrices, one_product, run_program, serial
 
 from gpt2lab.processes.failure import RankFailed
 from gpt2lab.ranks import comm
-from gpt2lab.sharding import cost, describe, interpret, layout, partition, products, propagate, reshard, tofu
+from gpt2lab.sharding import cost, describe, interpret, partition, products, propagate, reshard, tofu
 from gpt2lab.sharding.gpt2 import captured_gpt2
 from gpt2lab.sharding.halo import Halo
 from gpt2lab.sharding.interpret import Interpreter
@@ -81,7 +81,7 @@ def test_the_bug_in_a_description_is_noticed(pools, name):
 def changes(rank, world_size):
     """(error, bytes sent, bytes promised) over all changes between layouts of a line, forward and backward."""
     axes, whole, found = reshard.live_axes(LINE), torch.arange(35.0, dtype=torch.float64).view(SHAPE) + 1, []
-    for src, dst in itertools.product(layout.layouts(2, ["x"]), repeat=2):
+    for src, dst in itertools.product(layouts(2, ["x"]), repeat=2):
         x = reshard.shard(whole, src, axes).requires_grad_()
         comm.clear_log()
         y = reshard.reshard(x, src, dst, SHAPE, axes)

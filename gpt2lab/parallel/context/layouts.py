@@ -191,9 +191,9 @@ def loans(table: TokenLayout, before: int, after: int = 0) -> tuple[Loan, ...]:
     return tuple(sorted(found, key=lambda a: (abs(a.target - a.source), a.source % 2, a.source, a.target)))
 
 
-def hops(table: TokenLayout, before: int, after: int = 0) -> int:
+def hops(table: TokenLayout, before: int) -> int:
     """How far the farthest lender is: 1 when every halo comes from a direct neighbour."""
-    return max((abs(a.target - a.source) for a in loans(table, before, after)), default=0)
+    return max((abs(a.target - a.source) for a in loans(table, before)), default=0)
 
 
 def check_hops(table: TokenLayout, window: int, allowed: int = 1) -> None:

@@ -19,15 +19,15 @@ def costs(config: GPT2Config, length: int) -> tuple[float, float, float]:
     return 2.0 * c, 24.0 * c * c + 4.0 * length * c, 2.0 * c * config.vocab_size
 
 
-@checked(stages=(1, 4096), length=1)
+@checked(stages=(1, 4096))
 @lru_cache(maxsize=1024)
-def cut_layers(config: GPT2Config, stages: int, length: int | None = None) -> tuple[range, ...]:
+def cut_layers(config: GPT2Config, stages: int) -> tuple[range, ...]:
     """The blocks of each stage, in order, so that the slowest stage is as fast as can be.
 
     The embedding counts for the first stage, the head for the last. Among equally fast cuts the evenest is
     taken (least sum of squares). With more stages than blocks some stages hold none and pass their input on.
     """
-    embed, block, head = costs(config, length or config.n_positions)
+    embed, block, head = costs(config, config.n_positions)
     layers = config.n_layer
 
     def cost(stage: int, count: int) -> float:

@@ -99,9 +99,9 @@ def owner_bytes_sent(sizes: dict[str, int], ranks: int, rank: int, micro: int = 
     return micro * element * sent if ranks > 1 else 0
 
 
-@checked(parameters=0, ranks=1, optimizer=0)
-def paper_bytes(parameters: float, ranks: int, optimizer: int = 12) -> dict[int, float]:
-    """Bytes a rank by ZeRO stage, as in Figure 1 of the paper: 2-byte weights and gradients, K = `optimizer`."""
+@checked(parameters=0, ranks=1)
+def paper_bytes(parameters: float, ranks: int) -> dict[int, float]:
+    """Bytes a rank by ZeRO stage, as in Figure 1 of the paper: 2-byte weights and gradients, K = 12."""
     part = lambda stage, first: 1 / ranks if stage >= first else 1
-    held = lambda stage: 2 * part(stage, 3) + 2 * part(stage, 2) + optimizer * part(stage, 1)
+    held = lambda stage: 2 * part(stage, 3) + 2 * part(stage, 2) + 12 * part(stage, 1)
     return {stage: held(stage) * parameters for stage in range(4)}
