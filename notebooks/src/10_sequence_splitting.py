@@ -167,7 +167,9 @@ table(rows, ["bug", "sum of the ranks' losses", "gradient is off by", "rank 1 tr
 # **before** the split; divide **once**, by all target tokens of the batch. Large programs met the last two: the label
 # at each border was lost ([transformers#36607](https://github.com/huggingface/transformers/pull/36607)), and with
 # masked targets even a mean of ranks' means is wrong
-# ([Megatron-LM#7513](https://github.com/NVIDIA/Megatron-LM/pull/7513)). The package refuses local positions:
+# ([Megatron-LM#7513](https://github.com/NVIDIA/Megatron-LM/pull/7513)). Where gradients are averaged over dp and cp,
+# the loss is multiplied by cp first ([Megatron-LM#673](https://github.com/NVIDIA/Megatron-LM/issues/673)). The package
+# refuses local positions:
 
 
 # %%
