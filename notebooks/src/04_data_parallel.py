@@ -439,7 +439,7 @@ print(
 )
 
 # %% [markdown]
-# PyTorch's `DistributedDataParallel` has buckets, hooks, overlap, and `no_sync` for all micro-batches but the last. It
+# PyTorch's `DistributedDataParallel` has buckets, hooks, overlap, and `no_sync` (common mistakes with it: lesson 18). It
 # averages where we sum, hence the factor:
 
 
