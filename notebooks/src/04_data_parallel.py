@@ -439,8 +439,8 @@ print(
 )
 
 # %% [markdown]
-# PyTorch's `DistributedDataParallel` has buckets, hooks, overlap, and `no_sync` (common mistakes with it: lesson 18). It
-# averages where we sum, hence the factor:
+# PyTorch's `DistributedDataParallel` has buckets, hooks, overlap, and `no_sync` (common mistakes with it: lesson 18).
+# It averages where we sum, hence the factor:
 
 
 # %% tags=["slide"]
