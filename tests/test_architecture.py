@@ -199,7 +199,7 @@ OVER = {
     "planner": 5_851,
     "classroom": 2_319,
     "core": 12_180,
-    "the package": 48_965,
+    "the package": 48_954,
 }  # too large today: these may only shrink
 
 
