@@ -202,7 +202,7 @@ OVER = {
     "planner": 5_851,
     "classroom": 2_319,
     "core": 12_180,
-    "the package": 49_233,
+    "the package": 48_954,
 }  # too large today: these may only shrink
 
 

@@ -432,11 +432,19 @@ def asks_on_a_rank(rank, world_size, answer):
     assert answer() == secret
 
 
+def from_a_traceback():
+    """The same from the frame of an exception, and that of the one that called it."""
+    try:
+        raise ValueError
+    except ValueError as error:
+        try:
+            return error.__traceback__.tb_frame.f_back.f_locals["secret"]
+        except AssertionError:
+            return 3
+
+
 @pytest.mark.live
-@pytest.mark.parametrize("graded, due", [(False, "PASS"), (True, "FAIL")])
-def test_where_answers_are_graded_a_rank_gives_no_frame(graded, due, monkeypatch):
-    """In a notebook nobody is kept from it."""
-    if graded:
-        monkeypatch.setenv("GPT2LAB_JUDGE", "a mark")
-    status, why = verdict(lambda answer: exercises.live(asks_on_a_rank, answer, ranks=1), from_the_frame)
-    assert status == due and ("does not look into its checker" in why) == graded, why
+@pytest.mark.parametrize("answer", [from_the_frame, from_a_traceback])
+def test_a_rank_gives_no_frame_in_a_notebook_either(answer):
+    status, why = verdict(lambda answer: exercises.live(asks_on_a_rank, answer, ranks=1), answer)
+    assert status == "FAIL" and "does not look into its checker" in why, why

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lesson_cells import after
+from lesson_cells import after, definitions
 from planting import under
 
 from gpt2lab.benchmarks.plans import agreement, compared
@@ -44,7 +44,8 @@ def test_a_placed_block_equals_the_serial_one_and_sends_what_is_predicted(pools,
     draw = random.Random(seed)
     where = [draw.randrange(3) for _ in range(len(graph) - 1)] + [2]
     error, sent = error_and_bytes(pools[3], where, groups, parallel)
-    assert error < 1e-12 and sent == placement.bytes_of_placement(graph, where)
+    predicted = definitions("16", "def bytes_of_placement")["bytes_of_placement"]
+    assert error < 1e-12 and sent == predicted(graph, where)
 
 
 def test_a_branch_with_the_weights_of_another_is_noticed(pools):

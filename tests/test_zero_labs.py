@@ -1,12 +1,15 @@
 """Labs on ZeRO: whole weights on a rank, the update rewritten to shards, a lecture's ZeRO-3 and its bugs."""
 
+from functools import partial
+
 import pytest
 import torch
+from lesson_cells import definitions
 from planting import planted, under
 from trained import TINY, run
 
-from gpt2lab.lessons.labs import residency, rewrite
-from gpt2lab.lessons.labs.lecture_zero3 import first_weight, serial, zero3
+from gpt2lab.lessons.labs import lecture_zero3, residency, rewrite
+from gpt2lab.lessons.labs.lecture_zero3 import first_weight, serial
 from gpt2lab.lessons.labs.rewrite import UPDATE, GraphOp, Update, account
 from gpt2lab.machine import memory
 from gpt2lab.model import GPT2
@@ -241,6 +244,9 @@ def test_the_figure_says_what_is_sent_kept_and_made():
 
 
 X = torch.randn(12, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+zero3 = partial(lecture_zero3.zero3, step=definitions("05", "def lectures_step")["lectures_step"])
 
 
 def equal(found, expected) -> bool:

@@ -35,7 +35,8 @@ def schedule(
             _memory(ax, timeline, rank, most)
     for rank, start, stop in seen or []:
         rectangle(ax, start, rank + 0.08, stop - start, 0.24, COLORS["other"], lw=0.5)
-    _frame(ax, timeline, title, end, unit, bool(seen))
+    _frame(ax, timeline, title, end, unit)
+    _legend(ax, timeline, memory, bool(seen))
     return fig
 
 
@@ -84,7 +85,7 @@ def _memory(ax, timeline, rank, most) -> None:
     ax.annotate(f"{held[peak]:.3g}", (times[peak], scaled[peak]), (3, -2), **look)
 
 
-def _frame(ax, timeline, title, end, unit, live) -> None:
+def _frame(ax, timeline, title, end, unit) -> None:
     ranks = len(timeline.rows)
     ax.set(xlim=(0, end), ylim=(ranks - 0.45, -0.55), xlabel=f"time in {unit}" if unit else "time")
     ax.set_yticks(range(ranks), [f"rank {r}" for r in range(ranks)], fontweight="bold")
@@ -94,27 +95,36 @@ def _frame(ax, timeline, title, end, unit, live) -> None:
         ax.add_patch(Rectangle((-0.013, rank - 0.2), 0.009, 0.4, **place))
     ax.grid(axis="y", visible=False)
     ax.set_title(title, pad=24)
+
+
+def _legend(ax, timeline, memory, live) -> None:
+    """What the colours are: kinds of work, later chunks, a live run, and what the rows of memory hold."""
+    ranks, plan = len(timeline.rows), timeline.schedule
     kinds = [k for k in NAMES if any(box.op.kind == k for row in timeline.rows for box in row)]
-    handles = [_key(k, timeline.schedule.splits) for k in kinds]
-    chunks = max(len(timeline.schedule.stages_of(r)) for r in range(ranks))
+    keys = [(_key(k, plan.splits), NAMES[k]) for k in kinds]
+    chunks = max(len(plan.stages_of(r)) for r in range(ranks))
     if chunks > 1:
         words = "the paler, the later the chunk"
         if chunks == 2:
-            words = "pale: second copy" if timeline.schedule.copies == 2 else "pale: second stage"
-        handles.append(Patch(facecolor="white", edgecolor="gray", label=words))
+            words = "pale: second copy" if plan.copies == 2 else "pale: second stage"
+        keys.append((Patch(facecolor="white", edgecolor="gray"), words))
     if live:
-        handles.append(Patch(color=COLORS["other"], label="seen on live ranks"))
-    joined = {tuple: HandlerTuple(ndivide=None, pad=0)}
-    names = [h.get_label() if isinstance(h, Patch) else NAMES["B"] for h in handles]
-    look = {"handler_map": joined, "columnspacing": 1.2}
-    legend_above(ax, len(handles), handles=handles, labels=names, **look)
+        keys.append((Patch(color=COLORS["other"]), "seen on live ranks"))
+    if memory:
+        held = tuple(Patch(color=rank_color(r), alpha=0.35, lw=0) for r in range(min(ranks, 4)))
+        keys.append((held, "activations held"))
+    handles, labels = zip(*keys, strict=True)
+    joined, narrow = {tuple: HandlerTuple(ndivide=None, pad=0)}, {"columnspacing": 0.7, "handletextpad": 0.4}
+    legend_above(
+        ax, len(keys), handles=handles, labels=labels, handler_map=joined, handlelength=1.2, **narrow
+    )
 
 
 def _key(kind: str, splits: bool):
     """What the legend shows for a kind: one colour, or both of a whole backward among split ones."""
     if kind == "B" and splits:
         return Patch(color=COLORS["backward"]), Patch(color=COLORS["weight"])
-    return Patch(color=COLORS[KINDS[kind]], label=NAMES[kind])
+    return Patch(color=COLORS[KINDS[kind]])
 
 
 def micro_batches(speed: dict[int, float], ranks: int) -> Figure:

@@ -360,8 +360,10 @@ show(
 # until it has been shown equal to the serial run**: the loss, every gradient, the gradient's norm (its length),
 # and the weights after several steps, in float64, on sizes that do not divide evenly. (A guide of the field says
 # that one "cannot hope to achieve exact reproducibility" between distributed settings,
-# [torchtitan](https://github.com/pytorch/torchtitan/blob/main/docs/converging.md); in float64 all but rounding is
-# exact.) One call does all of it:
+# [torchtitan](https://github.com/pytorch/torchtitan/blob/main/docs/converging.md); a reviewer there calls it
+# "concerning" that the losses of two plans are only close
+# ([#1250](https://github.com/pytorch/torchtitan/pull/1250)). In float64 all but rounding is exact.)
+# One call does all of it:
 
 # %%
 print(verify("dp=2"))

@@ -20,6 +20,7 @@ from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import gpt2 as exercises
 from gpt2lab.lessons.labs import anatomy as lab
+from gpt2lab.lessons.labs.instruments import built
 from gpt2lab.lessons.labs.llmc_files import file_layout, padded_vocabulary
 from gpt2lab.machine import memory, speed
 from gpt2lab.machine.checksum import summ
@@ -270,8 +271,13 @@ table(rows, ["batch", "counted", "formula"])
 
 # %%
 def budget(batch_rows, model_name):
-    ways = {"save all": False, "recompute": True}
-    return plots.memory({w: lab.held(PRESETS[model_name], batch_rows, r) for w, r in ways.items()}, "MiB")
+    chosen, held = PRESETS[model_name], {}
+    for way, recompute in {"save all": False, "recompute": True}.items():
+        n, length = chosen.parameters, min(256, chosen.n_positions)
+        activations = lab.activation_bytes(chosen, batch_rows, length, recompute)
+        parts = {"weights": 4 * n, "gradients": 4 * n, "AdamW": 8 * n, "activations": activations}
+        held[way] = {name: size / 2**20 for name, size in parts.items()}
+    return plots.memory(held, "MiB")
 
 
 explore(
@@ -399,9 +405,21 @@ for bench, name in ((False, "as the recipe has it"), (True, "with bench")):
 # root of the other. So nearly all weights move by the learning rate, however small their gradient: here, in the first
 # step.
 
+
 # %%
-gradient, adam = lab.first_update(config, lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.0))
-_, sgd = lab.first_update(config, lambda p: torch.optim.SGD(p, lr=1e-3))
+def first_update(optimizer_of):
+    model, batch = GPT2(config), Batches(shakespeare(), rows=4, length=16).at(0)
+    optimizer = optimizer_of(model.parameters())
+    (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
+    w = model.h["0"].mlp.c_fc.weight
+    before = w.detach().clone()
+    optimizer.step()
+    sizes = w.grad.abs().flatten()[:4000], (w.detach() - before).abs().flatten()[:4000]
+    return [x.clamp(min=1e-12).numpy() for x in sizes]
+
+
+gradient, adam = first_update(lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.0))
+_, sgd = first_update(lambda p: torch.optim.SGD(p, lr=1e-3))
 show(
     plots.normalised(gradient, {"AdamW": adam, "SGD": sgd}, 1e-3),
     "computed",
@@ -474,8 +492,14 @@ alone = [generate(model, [p], 6, stop=None, temperature=0)[0] for p in prompts]
 print(
     "a batch has the tokens of single rows:", generate(model, prompts, 6, stop=None, temperature=0) == alone
 )
+
+
+def together(rank, world_size, text, streams):
+    return built(text, config).generate(prompts, 6, streams, stop=None, temperature=0)
+
+
 for plan, streams in (("pp=2", 2), ("pp=2", 4), ("tp=2", 1)):
-    texts = launch(lab.together, plan, prompts, 6, streams, ranks=2)
+    texts = launch(together, plan, streams, ranks=2)
     print(f"so have two ranks of {plan}, streams: {streams}:", texts == [alone, alone])
 
 

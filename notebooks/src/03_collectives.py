@@ -102,6 +102,7 @@ explore(picture, "counted", CAPTION, ALT, collective=["all-to-all", *others])
 # start at one rank, gather and reduce end at one; *all* means that every rank is a destination. Each is a line of
 # NumPy; against those, on 1 to 4 live ranks, from every root, with uneven sizes:
 
+
 # %%
 show_source(definitions.expected)
 for n in (1, 2, 3, 4):
@@ -643,50 +644,6 @@ print("Paced: the flat ring crosses slow links in 6 steps, the hierarchy in 2.")
 print("hierarchical is faster:", slowest["hierarchical"] < slowest["ring"])
 
 # %% [markdown]
-# ## What carries the bytes: transports
-#
-# With **gloo** a message goes through the kernel and a socket. The
-# backend **shm** of this package lets ranks of one machine share memory: the sender copies a tensor in, the receivers
-# read it there.
-#
-# No strategy knows on which of the two it runs:
-
-
-# %%
-def same_calls(rank, world_size):
-    axis, x = Mesh(dp=world_size)["dp"], torch.arange(1000.0) + rank
-    return [comm.all_reduce(x, axis), comm.all_gather(x, axis), comm.reduce_scatter(x, axis)]
-
-
-backends = ["shm", "gloo"] if transport.AVAILABLE else ["gloo"]  # macOS and Windows lack what "shm" stands on
-over = {name: launch(same_calls, backend=name) for name in backends}
-results = {name: [x for of_one in ranks for x in of_one] for name, ranks in over.items()}
-print("the same bits:", all(map(torch.equal, results[backends[0]], results["gloo"])))
-
-# %%
-found = [
-    {"ranks": n, "bytes": size, "call": call, "seconds": seconds}
-    for n in (2, 4)
-    for size in (1 << 10, 1 << 15, 1 << 20, 1 << 23)
-    for call, seconds in launch(measure, size, 5, ranks=n, backend=backends[0])[0].items()
-]
-show(
-    plots.transports_figure(found),
-    "measured",
-    "the same calls on the same ranks over shared memory (full lines) and over gloo (dashed), on the machine that "
-    "built this notebook.",
-    "Two panels, two and four ranks: time of a call over its size, on two backends",
-)
-
-# %% [markdown]
-# The left ends are latency, the right ends bandwidth: for small tensors shared memory saves system calls and threads,
-# for large ones copies. It ends at the machine's edge; gloo, MPI and NCCL go beyond.
-#
-# Why compare bits? JAX's reduce-scatter over gloo gave wrong values on one rank and no error; suspected: a buffer
-# overwritten while it is sent ([jax#40830](https://github.com/jax-ml/jax/issues/40830)). PyTorch's gloo misreads
-# strided tensors in a broadcast, silently ([pytorch#192920](https://github.com/pytorch/pytorch/issues/192920)).
-
-# %% [markdown]
 # ## The deadlock lab
 #
 # Ranks of one axis must make the same calls, in the same order, with shapes that fit. In plain PyTorch mistakes end
@@ -760,38 +717,6 @@ for fn, ranks, timeout in ((both_send_first, 2, 60), (three_receive_first, 3, 60
 # %% [markdown]
 # The cure for the first: start the send (`isend`), receive, then wait for the send. That is what `step` in the ring
 # does.
-#
-# ### Appendix: trouble before the first call
-#
-# The lecture's `spawn` hands keyword arguments on by *position*: in another order, a call silently runs with the
-# wrong ones:
-
-
-# %%
-def spawn_by_position(fn, world_size, **options):
-    return [fn(rank, world_size, *options.values()) for rank in range(world_size)]
-
-
-def settings(rank, world_size, rows, steps):
-    return f"{rows} rows, {steps} steps"
-
-
-print("by position:", spawn_by_position(settings, 1, steps=10, rows=64)[0])
-print("by name:    ", launch(settings, ranks=1, steps=10, rows=64)[0])
-
-
-# %% [markdown]
-# And its ranks meet at a fixed TCP port: a second job on the same machine fails there, or joins the first. Here ranks
-# meet in a private folder:
-
-
-# %%
-def total(rank, world_size, base):
-    return comm.all_reduce(torch.tensor([base + rank]), Mesh(dp=world_size)["dp"]).item()
-
-
-with Ranks(2) as one, Ranks(2) as other:  # two jobs at the same time
-    print("each its own sum:", one.run(total, 0), other.run(total, 100))
 
 # %% [markdown]
 # ## Exercises
@@ -1394,6 +1319,83 @@ def in_rounds():
 def in_rounds():
     return [[(0, 1)]]
 
+
+# %% [markdown]
+# ## Appendix: what carries the bytes
+#
+# With **gloo** a message goes through the kernel and a socket. The
+# backend **shm** of this package lets ranks of one machine share memory: the sender copies a tensor in, the receivers
+# read it there.
+#
+# No strategy knows on which of the two it runs:
+
+
+# %%
+def same_calls(rank, world_size):
+    axis, x = Mesh(dp=world_size)["dp"], torch.arange(1000.0) + rank
+    return [comm.all_reduce(x, axis), comm.all_gather(x, axis), comm.reduce_scatter(x, axis)]
+
+
+backends = ["shm", "gloo"] if transport.AVAILABLE else ["gloo"]  # macOS and Windows lack what "shm" stands on
+over = {name: launch(same_calls, backend=name) for name in backends}
+results = {name: [x for of_one in ranks for x in of_one] for name, ranks in over.items()}
+print("the same bits:", all(map(torch.equal, results[backends[0]], results["gloo"])))
+
+# %%
+found = [
+    {"ranks": n, "bytes": size, "call": call, "seconds": seconds}
+    for n in (2, 4)
+    for size in (1 << 10, 1 << 15, 1 << 20, 1 << 23)
+    for call, seconds in launch(measure, size, 5, ranks=n, backend=backends[0])[0].items()
+]
+show(
+    plots.transports_figure(found),
+    "measured",
+    "the same calls on the same ranks over shared memory (full lines) and over gloo (dashed), on the machine that "
+    "built this notebook.",
+    "Two panels, two and four ranks: time of a call over its size, on two backends",
+)
+
+# %% [markdown]
+# The left ends are latency, the right ends bandwidth: for small tensors shared memory saves system calls and threads,
+# for large ones copies. It ends at the machine's edge; gloo, MPI and NCCL go beyond.
+#
+# Why compare bits? JAX's reduce-scatter over gloo gave wrong values on one rank and no error; suspected: a buffer
+# overwritten while it is sent ([jax#40830](https://github.com/jax-ml/jax/issues/40830)). PyTorch's gloo misreads
+# strided tensors in a broadcast, silently ([pytorch#192920](https://github.com/pytorch/pytorch/issues/192920)).
+
+# %% [markdown]
+# ## Appendix: trouble before the first call
+#
+# The lecture's `spawn` hands keyword arguments on by *position*: in another order, a call silently runs with the
+# wrong ones:
+
+
+# %%
+def spawn_by_position(fn, world_size, **options):
+    return [fn(rank, world_size, *options.values()) for rank in range(world_size)]
+
+
+def settings(rank, world_size, rows, steps):
+    return f"{rows} rows, {steps} steps"
+
+
+print("by position:", spawn_by_position(settings, 1, steps=10, rows=64)[0])
+print("by name:    ", launch(settings, ranks=1, steps=10, rows=64)[0])
+
+
+# %% [markdown]
+# And its ranks meet at a fixed TCP port: a second job on the same machine fails there, or joins the first. Here ranks
+# meet in a private folder:
+
+
+# %%
+def total(rank, world_size, base):
+    return comm.all_reduce(torch.tensor([base + rank]), Mesh(dp=world_size)["dp"]).item()
+
+
+with Ranks(2) as one, Ranks(2) as other:  # two jobs at the same time
+    print("each its own sum:", one.run(total, 0), other.run(total, 100))
 
 # %% [markdown]
 # ## Appendix: what people do today

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import torch
 
 from gpt2lab.corpus import shakespeare
+from gpt2lab.corpus.batches import Batch
 from gpt2lab.corpus.loaders import InOrder
 from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
@@ -114,14 +115,20 @@ print("same bits on all ranks:", {name: all(d == of[0] for d in of) for name, of
 #
 # Each finishes, and its loss falls. **Predict**: which show in the loss? In the weights? In a comparison of replicas?
 
+
 # %%
+def average(model, axis):
+    for p in model.parameters():
+        p.data = comm.all_reduce(p.data, axis) / axis.size
+
+
 own = lambda gradient, axis: gradient
 bugs = {
     "(none)": {},
     "no sync": {"summed": own},
     "no zero_grad": {"clear": False},
     "mean of means": {"total": lambda batch, mine, n: mine.targets.numel() * n},
-    "weights averaged": {"summed": own, "updated": replicas.average},
+    "weights averaged": {"summed": own, "updated": average},
     "lost rows": {"rows": replicas.cut_off},  # the first rows // ranks of each rank
 }
 runs_of = {
@@ -131,17 +138,21 @@ rows = [(bug, *replicas.seen_in(found, serial_weights)) for bug, found in runs_o
 table(rows, ["bug", "sum of losses", "replicas", "weights against serial"])
 
 # %% [markdown]
-# - *no zero_grad*: old gradients stay and add up. All replicas agree, so comparing ranks says nothing.
-# - *mean of means*: each rank divides by its own tokens. With eight rows on four ranks it would be *exactly right*.
-#   Seven rows show it. Transformers did so over micro-batches
+# - *no zero_grad*: old gradients stay and add up. Replicas agree, so comparing them says nothing.
+# - *mean of means*: each rank divides by its own tokens. Eight rows on four ranks would be *exactly right*; seven
+#   show it. Transformers did so over micro-batches
 #   ([#34191](https://github.com/huggingface/transformers/pull/34191)) and ranks
-#   ([#34242](https://github.com/huggingface/transformers/issues/34242)), Megatron-LM where masks cut shares unevenly
-#   ([#7513](https://github.com/NVIDIA/Megatron-LM/pull/7513)).
+#   ([#34242](https://github.com/huggingface/transformers/issues/34242)), Megatron-LM where masks are uneven
+#   ([#7513](https://github.com/NVIDIA/Megatron-LM/pull/7513)). Dividing by all tokens *and* ranks is as wrong
+#   ([#40610](https://github.com/huggingface/transformers/pull/40610)).
 # - *weights averaged* after each update, no gradient sent. For SGD wrong by a factor, for Adam another algorithm.
-# - *lost rows*: `rows // ranks` for everybody. Three of seven rows are never seen; of ten rows, two:
+# - *lost rows*: `rows // ranks` for everybody. Three of seven rows are never seen, of ten two:
 
 # %%
-dealt = replicas.dealt(four)
+ten = replicas.shakespeare_rows(10).at(0)
+ways = {"rows // ranks": replicas.cut_off, "as even as can be": Batch.rows}
+rows_of = lambda rank, size, way: way(ten, rank, size).samples.tolist()
+dealt = {name: four.run(rows_of, way) for name, way in ways.items()}
 print({name: [len(share) for share in shares] for name, shares in dealt.items()}, "rows of ten")
 show(
     plots.rows_by_rank(dealt, 10),
@@ -158,13 +169,8 @@ show(
 
 # %%
 printed = [0.0130, 0.0032, 0.0021, 0.0023, 0.0024]
-toy = {
-    "source": replicas.toy_data(),
-    "make": replicas.Toy,
-    "optimizer": torch.optim.AdamW,
-    "lr": 1e-3,
-    "steps": 5,
-}
+toy = {"source": replicas.toy_data(), "make": replicas.Toy}
+toy |= {"optimizer": torch.optim.AdamW, "lr": 1e-3, "steps": 5}
 toys = {}
 for name, clear in (("with zero_grad", True), ("without", False)):
     alone, _, weights = replicas.train(0, 1, clear=clear, **toy)
@@ -190,11 +196,17 @@ show(
 # to know what the others draw. The package seeds each parameter by its *name*, draws it whole, and cuts. So under any
 # plan the shards together are the serial weights, bit for bit:
 
+
 # %%
+def first_weights(rank, world_size, text):
+    parallel = lab.built(text, config)
+    return sum(piece.tensor.numel() for piece in parallel.sync.pieces), parallel.weights()
+
+
 fresh = dict(GPT2(config).named_parameters())
 for text in ("dp=4", "dp=4,zero=3", "tp=2", "pp=2", "dp=2,tp=2,zero=3"):
     pool = two if text in ("tp=2", "pp=2") else four
-    counts, parts = zip(*pool.run(lab.first_weights, text, config), strict=True)
+    counts, parts = zip(*pool.run(first_weights, text), strict=True)
     joined = {n: w for of_rank in parts for n, w in of_rank.items()}
     same = joined.keys() == fresh.keys() and all(torch.equal(w, fresh[n]) for n, w in joined.items())
     print(f"{text:17} ranks step {' '.join(f'{c:6,}' for c in counts)} weights; joined, serial bits: {same}")
@@ -427,8 +439,8 @@ print(
 )
 
 # %% [markdown]
-# PyTorch's `DistributedDataParallel` has buckets, hooks, overlap, and `no_sync` for all micro-batches but the last. It
-# averages where we sum, hence the factor:
+# PyTorch's `DistributedDataParallel` has buckets, hooks, overlap, and `no_sync` (common mistakes with it: lesson 18).
+# It averages where we sum, hence the factor:
 
 
 # %% tags=["slide"]
@@ -1192,14 +1204,8 @@ curves = {name: [] for name in ways}
 for seed in range(5):
     one = replicas.shakespeare_rows(7, seed).at(0)
     for name, how in ways.items():
-        runs = two.run(
-            compressed.trained,
-            *how,
-            SimpleNamespace(at=lambda _, one=one: one),
-            partial(GPT2, tiny, seed),
-            40,
-            0.15,
-        )
+        again = SimpleNamespace(at=lambda _, one=one: one)
+        runs = two.run(compressed.trained, *how, again, partial(GPT2, tiny, seed), 40, 0.15)
         curves[name].append(replicas.over_ranks([run for run, _ in runs]))
 show(
     plots.bands(curves),

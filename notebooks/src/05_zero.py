@@ -10,6 +10,8 @@
 #
 
 # %% tags=["setup"]
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
@@ -421,18 +423,35 @@ print("GPUs at half of their peak:", thresholds.machines()[0].source)
 #
 # Stanford's CS336 (spring 2024) taught ZeRO-3 with a short program in which whole *layers* belong to ranks: the owner
 # broadcasts a layer's weights before use, and gradients are reduced to the owner. Corrected, it is a plan of ours
-# (`data=owner`); the program itself, layers `gelu(x @ w)`, runs here with its three bugs as switches. *Bug 1*: its
-# backward loop was `range(num_layers - 1, 0, -1)`. **Predict**: does the loss tell?
+# (`data=owner`). Here is its step, for layers `gelu(x @ w)`, its three bugs as switches; `own.borrow` broadcasts a
+# layer, `own.backward` runs it again and reduces its gradient. **Predict**: does the loss tell of *bug 1*?
+
 
 # %%
+def lectures_step(own, x, stop=-1, graph=False, clear=True):
+    if clear:  # bug 3: never
+        own.adam.zero_grad()
+    a, grad = [x], None
+    for i in range(own.layers):
+        with torch.set_grad_enabled(graph):  # bug 2: a graph keeps the weight
+            a.append(F.gelu(a[i] @ own.borrow(i)))
+        own.count()
+    for i in range(own.layers - 1, stop, -1):  # bug 1: stop at 0
+        grad = own.backward(i, a[i], grad)
+        own.count()
+    own.adam.step()
+    return a[-1]
+
+
+zero3 = partial(lecture_zero3.zero3, step=lectures_step)
 print(verify("dp=3,zero=3,data=owner", ranks=three))
 x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
 follow = lambda logs, expected: all(log.equals(expected) for log in logs)
 serial = lecture_zero3.serial(x)
-without = [follow(ranks.run(lecture_zero3.zero3, x), serial) for ranks in (two, four)]
+without = [follow(ranks.run(zero3, x), serial) for ranks in (two, four)]
 print("without its bugs the lecture's program is serial training:", all(without))
 first = lecture_zero3.first_weight(x).detach()
-runs = {"right": two.run(lecture_zero3.zero3, x), "bug 1": two.run(lecture_zero3.zero3, x, stop=0)}
+runs = {"right": two.run(zero3, x), "bug 1": two.run(zero3, x, stop=0)}
 print("after 5 steps layer 0 is what it was, bit for bit:", torch.equal(runs["bug 1"][0].weights[0], first))
 frozen = lecture_zero3.serial(x, frozen=[0])
 print("the others follow serial training with layer 0 frozen:", follow(runs["bug 1"], frozen))
@@ -455,7 +474,7 @@ show(
 # %%
 alive = {}
 for name, graph in (("bug 2", True), ("right", False)):
-    borrowed = two.run(lecture_zero3.zero3, x, graph=graph, steps=1, layers=8)[0].borrowed
+    borrowed = two.run(zero3, x, graph=graph, steps=1, layers=8)[0].borrowed
     forward, backward = (
         borrowed[:12],
         borrowed[12:],
@@ -484,7 +503,7 @@ for ranks in (two, four):
         (f"owners, no zero_grad, n = {ranks.size}", 1 / ranks.size, {"clear": False}),
         ("right", 0.0, {}),
     ):
-        found = ranks.run(lecture_zero3.zero3, x, steps=12, **switches)
+        found = ranks.run(zero3, x, steps=12, **switches)
         law = follow(found, lecture_zero3.serial(x, keep, steps=12))
         print(f"{ranks.size} ranks, {name}: follows g(t) = {keep:g} g(t-1) + avg(t): {law}")
         norms[name] = found[0].norms

@@ -17,12 +17,14 @@ from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import pipeline as exercises
 from gpt2lab.lessons.labs import schedules as lab
+from gpt2lab.lessons.labs.instruments import differing
 from gpt2lab.model import GPT2
 from gpt2lab.parallel.pipeline.split_backward import Work, noting
 from gpt2lab.plots import schedule as plots
 from gpt2lab.plots.style import COLORS, figure
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import trace
+from gpt2lab.reference import CONFIG
 from gpt2lab.schedules import NAMES, Cost, ScheduleError, best_slices, from_csv, make, simulate, to_csv
 from gpt2lab.schedules import check as check_schedule
 from gpt2lab.schedules.formulas import kept_for_weights
@@ -632,8 +634,9 @@ def my_schedule(rank):
 # Four bugs of real pipelines, planted in live ranks. Each trains happily. Predict, for each one, which claims differ.
 
 # %%
-for bug in lab.BUGS:
-    print(f"{bug}:", lab.noticed(two, bug))
+for bug, (*place_and_text, schedule) in lab.BUGS.items():
+    plan = f"pp=2,micro=4,schedule={schedule}"
+    print(f"{bug}:", differing(two, place_and_text, plan, CONFIG, 8, 11))
 
 # %% [markdown]
 # The loss of the first step is right in three of the four (`verify` also compares it after updates): only the

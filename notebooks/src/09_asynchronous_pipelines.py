@@ -13,6 +13,7 @@
 # steps.
 
 # %% tags=["setup"]
+import json
 from functools import partial
 
 import torch
@@ -685,8 +686,10 @@ def update(old, new, gradient, lr):
 # batch without. Recorded by `python -m gpt2lab.lessons.labs.staleness`; the first 20 batches run again here.
 
 # %%
-recorded = staleness.read_record()
-losses, times = recorded["losses"], recorded["times"][4]
+recorded = json.loads(staleness.RECORD.read_text())
+losses = {tuple(run): seeds for *run, seeds in recorded["losses"]}  # run: scheme, rate, warm-up
+times_by_micros = dict(recorded["times"])
+times = times_by_micros[4]
 show(
     plots.curves(losses, times, recorded["every"]),
     "computed",
@@ -694,8 +697,14 @@ show(
     "largest; time simulated, without messages.",
     "Loss curves of four schemes at three rates: by data 1F1B is lowest; by time the curves are close together",
 )
+
+
+def several(rank, world_size, runs):
+    return {run: staleness.losses(*run, updates=20) for run in runs[rank::world_size]}
+
+
 short, again = [(scheme, 0.4, 0, 0) for scheme in times], {}
-for part in pool.run(staleness.several, short, 20):
+for part in pool.run(several, short):
     again |= part
 same = all(abs(sum(again[run][:10]) / 10 - losses[run[:3]][0][0]) < 1e-3 for run in short)
 print("the recorded curves begin as the runs of this minute do:", same)
@@ -717,7 +726,7 @@ def ahead_of_1f1b(scheme, rate, micros, until):
         mine, other = (
             sum(losses[name, rate, 0][seed][end - 3 : end]) / 3
             for name in (scheme, "1f1b")
-            for end in [int(until / recorded["times"][micros][name]) // recorded["every"]]
+            for end in [int(until / times_by_micros[micros][name]) // recorded["every"]]
         )
         gaps.append(mine - other)
     return f"{min(gaps):+.2f} to {max(gaps):+.2f}"
@@ -727,7 +736,7 @@ rows = [
     (until, micros, scheme, *(ahead_of_1f1b(scheme, rate, micros, until) for rate in staleness.RATES))
     for until, schemes in ((100, ["2bw"]), (200, ["2bw", "pipedream", "ampnet"]))
     for scheme in schemes
-    for micros in recorded["times"]
+    for micros in times_by_micros
 ]
 rates = (f"rate {rate}" for rate in staleness.RATES)
 table(rows, ["time", "micro-batches of 1F1B", "its loss minus 1F1B's, three seeds", *rates])

@@ -18,7 +18,7 @@ from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import context as exercises
 from gpt2lab.lessons.labs import context as lab
 from gpt2lab.lessons.labs import recorded, thresholds
-from gpt2lab.lessons.labs.instruments import asleep, begin
+from gpt2lab.lessons.labs.instruments import asleep, begin, kept_for_backward
 from gpt2lab.lessons.player import play
 from gpt2lab.model import GPT2, PRESETS, GPT2Config, causal_attention
 from gpt2lab.parallel.context import attention, borrow, costs, tiles
@@ -167,7 +167,9 @@ table(rows, ["bug", "sum of the ranks' losses", "gradient is off by", "rank 1 tr
 # **before** the split; divide **once**, by all target tokens of the batch. Large programs met the last two: the label
 # at each border was lost ([transformers#36607](https://github.com/huggingface/transformers/pull/36607)), and with
 # masked targets even a mean of ranks' means is wrong
-# ([Megatron-LM#7513](https://github.com/NVIDIA/Megatron-LM/pull/7513)). The package refuses local positions:
+# ([Megatron-LM#7513](https://github.com/NVIDIA/Megatron-LM/pull/7513)). Where gradients are averaged over dp and cp,
+# the loss is multiplied by cp first ([Megatron-LM#673](https://github.com/NVIDIA/Megatron-LM/issues/673)). The package
+# refuses local positions:
 
 
 # %%
@@ -1149,11 +1151,22 @@ print(f"B=4, T=64, one rank: {whole:,} numbers; llm.c prints num_activations: 73
 # %% [markdown]
 # Our attention keeps no matrix. What autograd really holds for one block on 1, 2 and 4 live ranks, and the formula:
 
+
 # %%
+def kept(rank, world_size, exchange, length=24):
+    model = GPT2(GPT2Config(vocab_size=50, n_positions=64, n_layer=1, n_head=4, n_embd=32)).double()
+    mine = apply_context(model, Mesh(cp=world_size), Plan(cp=world_size, exchange=exchange))(length)
+    x = model.embed(torch.arange(length).expand(2, -1)[:, mine], mine)
+    y, found = kept_for_backward(lambda: model.h["0"](x, mine), model.parameters(), torch.float64)
+    found.pop(y.untyped_storage().data_ptr(), None)  # the result is not kept for this backward
+    table = layout("contiguous", length, world_size)
+    return sum(found.values()) // 8, costs.kept_numbers(model.config, 2, table, rank, exchange)
+
+
 pool[1] = Ranks(1)
 rows = []
 for exchange in ("kv", "ring"):
-    held = [pool[n].run(lab.kept, exchange)[0] for n in (1, 2, 4)]
+    held = [pool[n].run(kept, exchange)[0] for n in (1, 2, 4)]
     rows.append((exchange, *(f"{found:,}" for found, _ in held), all(a == b for a, b in held)))
 table(rows, ["numbers kept by rank 0", "1 rank", "2 ranks", "4 ranks", "equal to the formula"])
 

@@ -12,6 +12,8 @@
 
 # %% tags=["setup"]
 import threading
+import time
+from dataclasses import replace
 
 import torch
 
@@ -21,13 +23,14 @@ from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import tasks as exercises
 from gpt2lab.lessons.labs import tasks as labs
 from gpt2lab.lessons.labs.executors import executors
-from gpt2lab.lessons.labs.tasks import CONFIG, SMALL, as_in_llmc, elements_of, fastest, gpt2_tasks
+from gpt2lab.lessons.labs.instruments import seconds_of
+from gpt2lab.lessons.labs.tasks import CONFIG, SMALL, elements_of, fastest, gpt2_tasks
 from gpt2lab.machine.links import Link
 from gpt2lab.model import GPT2
 from gpt2lab.planner import metrics
 from gpt2lab.plots import tasks as plots
-from gpt2lab.ranks import comm, paced
-from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.ranks import comm, paced, trace
+from gpt2lab.ranks.mesh import Axis, Mesh
 from gpt2lab.reference import example_batch
 from gpt2lab.tasks import check as judge
 from gpt2lab.tasks import messages
@@ -56,9 +59,16 @@ for name, seconds in {"sequential": 35.0, "OpenMP": 1.430, "OpenMP over nOS-V": 
 table(rows, ["an iteration (BSC's wiki)", "time", "speed-up", "efficiency", "serial share (Karp-Flatt)"])
 
 # %% [markdown]
-# (*nOS-V*: a library through which processes share one scheduler. The wiki's 24.7 is 24.1 / 0.98 minutes, really 24.6.)
+# (*nOS-V*: a library through which processes share one scheduler.)
 # The trace showed "nearly half of the threads working simultaneously". Here is the same on two workers. (torch releases
 # Python's lock, so threads do compute at the same time.)
+
+
+# %%
+def as_in_llmc(loop):  # which loops llm.c runs in parallel
+    products = any(word in loop for word in ("attn.c_", "mlp.c_", "head"))
+    return products or loop.startswith(("attention", "loss"))
+
 
 # %% tags=["measured"]
 tasks = gpt2_tasks()  # blocks of 64 tokens, two of each loop; float64
@@ -361,7 +371,11 @@ print("races:", len(judge.races(tasks.graph)), " needless edges:", len(judge.nee
 
 
 # %%
-drawn = labs.forward_only()
+whole = labs.one_layer(2, 8, Blocks(tokens=8, rows=1))  # 2 rows of 8 tokens, a block each
+drawn = TaskGraph(whole.tensors)
+for t in whole.tasks:
+    if t.kind in ("forward", "other"):
+        drawn.add(t.name, t.body, *t.accesses, kind=t.kind)
 path = judge.critical_path(drawn, elements_of)
 show(
     plots.graph(drawn, judge.levels(drawn), path, "Forward, two blocks of tokens"),
@@ -534,14 +548,39 @@ show(
 )
 
 # %% [markdown]
-# On this size the second worker brings tasks little or nothing. Two reasons can be measured: tasks take longer when
-# others compute beside them, as they share memory and caches; and short ones are largely Python. Do wider models gain?
+# More threads? *Paced*, on virtual cores, with small blocks:
+
+# %% tags=["measured"]
+small = Blocks(tokens=8, rows=1, weights=20_000, updates=40_000)
+asleep, rows = labs.paced_by_elements(gpt2_tasks(small).graph, 0.4), []
+for workers in (1, 2, 4, 8, 16):
+    ms = labs.ms(run_fork_join(asleep, workers, as_in_llmc)), labs.ms(Scheduler(asleep, workers).run())
+    one = rows[0][1:3] if rows else ms
+    rows.append((workers, *ms, *(t / u for t, u in zip(one, ms, strict=True))))
+table(rows, ["virtual cores", "fork-join, ms", "tasks, ms", "speed-up of fork-join", "speed-up of tasks"])
+
+# %% [markdown]
+# What fork-join leaves on one thread stays there. On real cores this size gains little or nothing from a second
+# worker. Measured reasons: tasks take longer when others compute beside them, as they share memory and caches; and
+# short ones are largely Python. Do wider models gain?
+
+
+# %%
+def of_width(width):
+    wider = (width / CONFIG.n_embd) ** 2
+    blocks = replace(SMALL, weights=int(20_000 * wider), updates=int(40_000 * wider))
+    return gpt2_tasks(blocks, dtype=torch.float32, config=replace(CONFIG, n_embd=width)).graph
+
+
+def ms_in_tasks(spans):
+    return 1e3 * sum(s.end - s.start for s in spans if s.kind != "wait")
+
 
 # %% tags=["measured"]
 rows = []
 for width in (96, 192, 384):
-    alone, both = (fastest(Scheduler(labs.of_width(width), workers).run) for workers in (1, 2))
-    ms, inside = ([f(spans) for spans in (alone, both)] for f in (labs.ms, labs.ms_in_tasks))
+    alone, both = (fastest(Scheduler(of_width(width), workers).run) for workers in (1, 2))
+    ms, inside = ([f(spans) for spans in (alone, both)] for f in (labs.ms, ms_in_tasks))
     rows.append((width, *(f"{t:.1f}" for t in ms), f"{ms[0] / ms[1]:.2f}", f"{inside[1] / inside[0]:.2f}"))
 table(rows, ["width", "1 worker, ms", "2 workers, ms", "speed-up", "time inside tasks, 2 workers : 1"])
 
@@ -673,9 +712,19 @@ print(f"such as {then!r}, which {access}, beside {first!r} of the iteration befo
 # Building costs: for each block of tokens (here a row) a layer (of two) has 14 tasks, all else 6: tasks and edges
 # grow with B T, and comparisons with its square.
 
+
+# %%
+def cost_of_building(rows):
+    start = time.perf_counter()
+    graph = gpt2_tasks(Blocks(tokens=32, rows=1, weights=20_000, updates=40_000), rows).graph
+    build = 1e3 * (time.perf_counter() - start)
+    replay = labs.ms(fastest(Scheduler(graph, 2).run, 3))
+    return rows, len(graph.tasks), len(list(graph.edges())), graph.compared, f"{build:.0f}", f"{replay:.0f}"
+
+
 # %% tags=["measured"]
 counted = ["tasks (counted)", "edges (counted)", "comparisons (counted)"]
-rows = [labs.cost_of_building(rows) for rows in (4, 8, 16, 32)]
+rows = [cost_of_building(rows) for rows in (4, 8, 16, 32)]
 table(rows, ["rows", *counted, "build once, ms (measured)", "replay, ms (measured)"])
 print("34 tasks and 72 edges a row:", all((t, e) == (42 + 34 * r, 40 + 72 * r) for r, t, e, *_ in rows))
 
@@ -685,7 +734,7 @@ print("34 tasks and 72 edges a row:", all((t, e) == (42 + 34 * r, 40 + 72 * r) f
 # Two ranks share the rows of the batch, two workers each. Gradients must be summed. A blocking call would hold its
 # worker until the message has come. Here a task *starts* the message, gives its core back, and is over when the
 # message is; nobody places a wait, because whoever reads the sum has an edge from it (the idea of Task-Aware MPI). One
-# rule: calls of one axis *start* in the same order on all ranks. They end as they like.
+# rule: calls of one axis *start* in the same order on all ranks.
 #
 # So five ways run one program: threads by fork-join or by tasks; ranks with messages that block, or as tasks, or with
 # every row cut in two:
@@ -729,10 +778,14 @@ counted = sum(call.bytes for call in runs["2 ranks, as tasks"][0][3]) // 3
 print("bytes a rank and iteration, by its calls:", counted, " 2 (n-1)/n S:", elements * 8)
 
 # %% tags=["measured"]
-seen = {name: labs.fastest_on_ranks(pool, train, asleep=0.2, **options) for name, options in ways.items()}
+seen = {}
+for name, options in ways.items():
+    tries = (pool.run(train, asleep=0.2, **options) for _ in range(4))
+    seen[name] = min((trace.merge(of_rank[2] for of_rank in ranks) for ranks in tries), key=labs.ms)
+longest = max(map(labs.ms, seen.values())) / 1e3
 for name, spans in seen.items():
     show(
-        plots.workers(spans, f"Messages {name}", clock="paced", length=labs.longest(seen)),
+        plots.workers(spans, f"Messages {name}", clock="paced", length=longest),
         "paced",
         f"two ranks of two workers, tasks sleep 200 ms together, 40 MB/s, the fastest of four runs; messages {name}.",
         f"Rows of bars for the workers of two ranks and their messages, {name}",
@@ -740,7 +793,7 @@ for name, spans in seen.items():
 
 # %% [markdown]
 # Blocking, workers are orange while messages travel; as tasks, messages lie in a row of their own, and workers go on.
-# (Computing for real, two cores gain nothing: what moves messages competes for them.)
+# (Computing for real, two cores gain nothing: messages compete for them.)
 #
 # In the third run each rank has half of every *sequence*: rank 0 sends its keys and values to rank 1; backward, their
 # gradients return. Blocking, this would hang: receives, ready from the start, would hold all workers of rank 0.
@@ -892,11 +945,19 @@ table(rows, ["ranks x CPUs (computed)", "step, at least", "sum of gradients", "t
 # Four ranks need at least 0.659 s<!--above--> where one needs 1.430 s<!--above-->. Rows limit them (B = 4 feeds four),
 # and the sum costs the same for any batch. Here, 1 x 2 against 2 x 1:
 
+
+# %%
+def step_ms(rank, world_size, rows, workers):
+    axis = Mesh(dp=world_size)["dp"] if world_size > 1 else Axis()
+    run = Scheduler(gpt2_tasks(rows=rows // world_size, dtype=torch.float32, axis=axis).graph, workers).run
+    return [1e3 * s for s in seconds_of(run, 5, ready=lambda: comm.barrier(axis))]
+
+
 # %% tags=["measured"]
 times = {}
 for rows in (2, 8, 32):
-    times[f"{rows} rows, 1 rank x 2 workers"] = labs.step_ms(0, 1, rows, 2)
-    times[f"{rows} rows, 2 ranks x 1 worker"] = pool.run(labs.step_ms, rows, 1)[0]
+    times[f"{rows} rows, 1 rank x 2 workers"] = step_ms(0, 1, rows, 2)
+    times[f"{rows} rows, 2 ranks x 1 worker"] = pool.run(step_ms, rows, 1)[0]
 show(
     plots.times(times, "An iteration of a small GPT-2, float32"),
     "measured",

@@ -12,6 +12,7 @@
 # on live ranks, with layer times that you measured.
 
 # %% tags=["setup"]
+from functools import cache
 from itertools import pairwise, permutations
 
 import torch
@@ -279,7 +280,18 @@ print(f"list scheduling: {work / greedy.seconds:.3f} times, devices", *greedy.wh
 # %%
 show_source(lab.PlacedBlock.forward)
 
+
 # %%
+def bytes_of_placement(graph, where):
+    """Bytes that every rank sends: a result, or its gradient, once for each other rank that reads it."""
+    sent = [0] * (max(where) + 1)
+    for n, op in enumerate(graph.operators):
+        for reader in {where[v] for v in graph.after[n]} - {where[n]}:
+            sent[where[n]] += op.output
+            sent[reader] += op.output
+    return sent
+
+
 X = torch.randn(3, 7, config.n_embd, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 cases = {"q, k, v on ranks 0, 1, 2": ((0, 0, 0, 1, 2, *[0] * 7), 1, False)}
 cases["attention 0, MLP 1"] = ((0, 0, 0, 0, 0, 0, 0, 1, 1, 2), 1, True)
@@ -290,7 +302,7 @@ for name, (where, groups, parallel) in cases.items():
     graph = gpt2_block(config, 3, 7, groups, parallel, itemsize=8)
     sent = [a[3] for a in answers]
     print(f"{name}: equal to the serial block: {error < 1e-10}; bytes {sent},", end=" ")
-    print("as predicted:", sent == lab.bytes_of_placement(graph, where))
+    print("as predicted:", sent == bytes_of_placement(graph, where))
 
 # %% [markdown]
 # ## Learn it
@@ -626,7 +638,9 @@ show(
 # [its code](https://github.com/msr-fiddle/pipedream/blob/master/optimizer/optimizer_graph_hierarchical.py) adds
 # 4 (m - 1) weights / (m bandwidth) to the time, and shares a border's message out among the replicas.) DAPPLE's own
 # search also decides on which machines replicas stand; here only how many. All are tried on one chain, the eight
-# layers of above with links of 50 MB/s, and held to exhaustive search.
+# layers of above with links of 50 MB/s, and held to exhaustive search. PipeDream's is written out: `A(j, m)` is the
+# best plan of the first j layers on m devices. Its last stage has the layers from i on, on `here` devices; before it
+# stands the best plan of i layers on the other devices.
 
 # %%
 chain = balance.Chain(
@@ -645,7 +659,19 @@ def words(stages):
     )
 
 
-value, stages = balance.pipedream(chain, 4)
+@cache
+def A(j, m):
+    found = [(balance.pipedream_stage(chain, 0, j, m), (ChainStage(0, j, m),))]  # one stage
+    for i in range(1, j):
+        for here in range(1, m):
+            before, stages = A(i, m - here)
+            value = max(before, 2 * chain.hop(i), balance.pipedream_stage(chain, i, j, here))
+            found.append((value, (*stages, ChainStage(i, j, here))))
+    return min(found, key=lambda plan: plan[0])
+
+
+value, stages = min((A(len(chain), m) for m in range(1, 5)), key=lambda plan: plan[0])
+print("the package's plan:", (value, stages) == balance.pipedream(chain, 4))
 least = min(balance.pipedream_cost(chain, plan) for plan in plans)
 rows = [("PipeDream", words(stages), 1e3 * value, 1e3 * least)]
 value, stages = balance.dapple(chain, 4, micros=8)

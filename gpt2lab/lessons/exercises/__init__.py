@@ -152,8 +152,8 @@ def live(fn, *args, ranks: int, what: str = ""):
 
 
 def without_frames(fn):
-    """`fn` for ranks: where an answer is graded, a rank gives it no frame of its checker."""
-    return partial(_without_frames, fn) if "GPT2LAB_JUDGE" in os.environ else fn
+    """`fn` for ranks, which give an answer no frame of its checker."""
+    return partial(_without_frames, fn)
 
 
 def _without_frames(fn, rank, world_size, *args):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from ...corpus import Batches, encoding, shakespeare
+from ...corpus import encoding, shakespeare
 from ...corpus.shards import Shard, tokenise, write_shard
 from ...generate import KVCache, next_logits
-from ...model import GPT2, PRESETS, GPT2Config
-from .instruments import built, kept_for_backward
+from ...model import GPT2, GPT2Config
+from .instruments import kept_for_backward
 from .llmc_files import read_debug, read_weights, write_debug, write_weights
 
 # ---- activations
@@ -29,29 +29,6 @@ def activation_bytes(config: GPT2Config, B: int, T: int, recompute: bool = False
     layers = L * B * T * C if recompute else L * (16 * B * T * C + 4 * B * T + B * H * T)
     head = 2 * B * T * C + 2 * B * T + B * T * V
     return 4 * (layers + head + 1) + 8 * (2 * B * T + T)
-
-
-def held(config: GPT2Config, rows: int, recompute: bool) -> dict[str, float]:
-    """MiB of weights, gradients, AdamW's state and activations, `rows` rows of up to 256 tokens in float32."""
-    n, length = config.parameters, min(256, config.n_positions)
-    activations = activation_bytes(config, rows, length, recompute)
-    parts = {"weights": 4 * n, "gradients": 4 * n, "AdamW": 8 * n, "activations": activations}
-    return {name: size / 2**20 for name, size in parts.items()}
-
-
-# ---- the machine and the optimizer
-
-
-def first_update(config: GPT2Config, optimizer_of) -> list:
-    """Sizes of the gradients and of the first updates of some weights of c_fc."""
-    model, batch = GPT2(config), Batches(shakespeare(), rows=4, length=16).at(0)
-    optimizer = optimizer_of(model.parameters())
-    (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
-    w = model.h["0"].mlp.c_fc.weight
-    before = w.detach().clone()
-    optimizer.step()
-    sizes = w.grad.abs().flatten()[:4000], (w.detach() - before).abs().flatten()[:4000]
-    return [x.clamp(min=1e-12).numpy() for x in sizes]
 
 
 # ---- tokens
@@ -89,11 +66,6 @@ def per_token(config: GPT2Config, prompt: list[int], cached: bool) -> list[float
 
     model = GPT2(config)
     return [min(trials) for trials in zip(*(once() for _ in range(4)), strict=True)]
-
-
-def together(rank: int, world_size: int, text: str, prompts: list[list[int]], new: int, streams: int):
-    """The likeliest texts that the ranks of a plan of nano generate together; a pipeline's rows in streams."""
-    return built(text, PRESETS["nano"]).generate(prompts, new, streams, stop=None, temperature=0)
 
 
 # ---- files

@@ -10,7 +10,6 @@ import torch
 from ...corpus import Batches, shakespeare
 from ...machine.timing import alone, trials
 from ...model import GPT2, PRESETS
-from ...processes.launch import Ranks
 from ...ranks import comm, trace
 from ...ranks.mesh import Mesh
 from .instruments import seconds_of
@@ -45,30 +44,7 @@ def ping_pong(rank: int, world_size: int, size: int) -> list[tuple[float, float]
     return trials(round_trip, count=9, ready=lambda: comm.barrier(axis))
 
 
-def one_way(ways: dict[str, str]) -> dict[tuple[str, str], float]:
-    """Seconds of a message one way, by (way, size), for backends by the name of their way."""
-    found = {}
-    for way, backend in ways.items():
-        with Ranks(2, backend=backend) as pair:
-            for name, size in SIZES.items():
-                found[way, name] = alone(pair.run(ping_pong, size)[0]).median / 2
-    return found
-
-
-def rates_of_a_rank(rank: int, world_size: int) -> list[list[float]]:
-    """Rates of a matrix product, of a copy in the cache and of one in memory, each in four windows that ranks share."""
-    torch.set_num_threads(1)
-    axis, a = Mesh(dp=world_size)["dp"], torch.randn(384, 384)
-    small, large = torch.ones(2, 1 << 16, dtype=torch.uint8), torch.ones(2, 1 << 26, dtype=torch.uint8)
-    works = (
-        (lambda: a @ a, 2 * 384**3),
-        (lambda: small[0].copy_(small[1]), small.numel()),
-        (lambda: large[0].copy_(large[1]), large.numel()),
-    )
-    return [[_in_a_window(step, axis) * work for _ in range(4)] for step, work in works]
-
-
-def _in_a_window(step, axis, length: float = 0.15) -> float:
+def in_a_window(step, axis, length: float = 0.15) -> float:
     """Calls of `step` a second in a window common to all ranks; each goes on until it is over: none works alone."""
     step()
     begin = max(comm.gather_objects(time.perf_counter(), axis)) + 0.01

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from ...machine.checksum import summ
 from ...model import GPT2, GPT2Config
-from ...parallel.context import attention, costs, halo
+from ...parallel.context import attention, halo
 from ...parallel.context.borrow import Share
 from ...parallel.context.exchanges import Split, apply_context
 from ...parallel.context.layouts import layout, widths
@@ -13,7 +13,7 @@ from ...plan import Plan
 from ...ranks import comm, trace
 from ...ranks.mesh import Mesh
 from ...verify import relative_error
-from .instruments import begin, bytes_sent, kept_for_backward
+from .instruments import begin, bytes_sent
 
 
 def sent(numbers: int = 8) -> int:
@@ -69,17 +69,6 @@ def one_layer(rank: int, world_size: int, exchange: str, name: str, length: int)
     backward = sent() - forward
     error = _error(serial, model, axis)
     return forward, backward, dict(attention.work), error, summ(logits.detach())
-
-
-def kept(rank: int, world_size: int, exchange: str, length: int = 24) -> tuple[int, int]:
-    """Numbers that one block keeps for its backward on this rank: (those autograd holds, the formula's)."""
-    model = _pair()[0]
-    mine = apply_context(model, Mesh(cp=world_size), Plan(cp=world_size, exchange=exchange))(length)
-    x = model.embed(torch.arange(length).expand(2, -1)[:, mine], mine)
-    y, found = kept_for_backward(lambda: model.h["0"](x, mine), model.parameters(), torch.float64)
-    found.pop(y.untyped_storage().data_ptr(), None)
-    table = layout("contiguous", length, world_size)
-    return sum(found.values()) // 8, costs.kept_numbers(model.config, 2, table, rank, exchange)
 
 
 def timed_layers(rank: int, world_size: int, name: str, layers: int = 5, length: int = 2048) -> list:

@@ -20,12 +20,6 @@ from .instruments import asleep, begin, built, seconds_of
 # ---- what ranks hold and send
 
 
-def first_weights(rank: int, world_size: int, text: str, config) -> tuple[int, dict[str, torch.Tensor]]:
-    """How many weights this rank steps under a plan, and the whole weights of its stage, gathered."""
-    parallel = built(text, config)
-    return sum(piece.tensor.numel() for piece in parallel.sync.pieces), parallel.weights()
-
-
 def message_sizes(rank: int, world_size: int, text: str, config, batch: Batch) -> list[int]:
     """Bytes of each message that this rank sends in one step."""
     parallel = built(text, config)

@@ -1,10 +1,11 @@
-"""A lecture's ZeRO-3 with its three bugs as switches, and the serial program that it ought to equal.
+"""A lecture's ZeRO-3, whose step is in lesson 05 with three bugs as switches, and the serial program it ought to equal.
 
 Stanford's CS336 (spring 2024), lecture 8, in our words: whole layers belong to ranks, and the model is a toy, layers
 of gelu(x @ w) for x (B, D) with the loss mean(x^2), trained by AdamW. No plan uses it: `data=owner` is the right one.
 """
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -38,8 +39,8 @@ def first_weight(x: torch.Tensor) -> torch.Tensor:
     return (w.to(x.dtype) / x.size(1) ** 0.5).requires_grad_()
 
 
-def zero3(rank, world_size, x, stop=-1, graph=False, clear=True, replicas=False, steps=5, layers=4) -> Log:
-    """Train on this rank's rows of x. The bugs: `stop=0`, `graph=True`, `clear=False`.
+def zero3(rank, world_size, x, step, replicas=False, steps=5, layers=4, **bugs) -> Log:
+    """Train on this rank's rows of x by `step(own, rows, **bugs)`, which runs forward, backward and update.
 
     `replicas` turns it into data parallelism: every rank has all layers, and gradients are averaged by an all-reduce.
     """
@@ -63,10 +64,6 @@ def zero3(rank, world_size, x, stop=-1, graph=False, clear=True, replicas=False,
         count()
         return sent.requires_grad_()
 
-    def forward(i, a):
-        with torch.set_grad_enabled(graph):  # bug 2: a graph keeps the weight
-            return F.gelu(a @ borrow(i))
-
     def backward(i, a, grad):
         """Run layer i again, from its input; `grad` is that of its output. Returns the gradient of its input."""
         a, w = a.detach().requires_grad_(), borrow(i)
@@ -78,18 +75,10 @@ def zero3(rank, world_size, x, stop=-1, graph=False, clear=True, replicas=False,
             w.grad = total / world_size  # the others' goes with the layer
         return a.grad
 
+    own = SimpleNamespace(layers=layers, adam=adam, borrow=borrow, backward=backward, count=count)
     for _ in range(steps):
-        if clear:  # bug 3: never
-            adam.zero_grad()
-        a, grad = [x.tensor_split(world_size)[rank]], None
-        for i in range(layers):
-            a.append(forward(i, a[i]))
-            count()
-        for i in range(layers - 1, stop, -1):  # bug 1: stop at 0
-            grad = backward(i, a[i], grad)
-            count()
-        adam.step()
-        log.losses.append(comm.all_reduce(a[-1].detach().square().mean(), axis).item() / world_size)
+        y = step(own, x.tensor_split(world_size)[rank], **bugs)
+        log.losses.append(comm.all_reduce(y.detach().square().mean(), axis).item() / world_size)
         square = _square(mine.values())
         log.norms.append((square if replicas else comm.all_reduce(square, axis)).sqrt().item())
     log.weights = {i: w.detach() for i, w in mine.items()}

@@ -1,4 +1,4 @@
-"""Programs of lesson 15: strategies applied in another order, five planted bugs, timed steps, meshes drawn at will."""
+"""Programs of lesson 15: strategies applied in another order, five planted bugs, timed steps."""
 
 import math
 import time
@@ -49,14 +49,6 @@ def planted(rank: int, world_size: int, bug, job, *args):
         return job(rank, world_size, *args)
 
 
-def refused(rank: int, world_size: int, *args):
-    """`planted`, and the name of what it raises: all ranks raise the same, so nobody waits for another."""
-    try:
-        return planted(rank, world_size, *args)
-    except Exception as error:
-        return [checks.Claim("raised " + type(error).__name__, math.inf)]
-
-
 def _data(model, mesh, plan):
     return data.apply_data(model, mesh["dp", "cp"], plan)
 
@@ -89,17 +81,6 @@ FINISH = {
 """What finishes a step's gradients, by name."""
 
 
-def finish_in(order):
-    """The bug "gradients are finished in this order", for `planted`."""
-
-    def gradients(self, batch):
-        loss = self.parallel.engine.run(self.parallel.mine(batch), None, self.parallel.sync)
-        found = {what: FINISH[what](self.parallel) for what in order}
-        return self._global_loss(loss), found["norm"]
-
-    return Trainer, "gradients", lambda right: gradients
-
-
 def _everything_counts(right):
     square = lambda held: sum(p.tensor.grad.pow(2).sum() for p in held)
     return lambda held, mesh: comm.all_reduce(square(held), mesh["tp"]).sqrt().item()
@@ -130,17 +111,6 @@ BUGS = {
     "summed over dp, not dp+cp": ("dp=2,cp=2", Mesh, "__getitem__", _without_context),
 }
 """Five bugs: title, the plan on which each shows, and what `planted` needs."""
-
-
-def cube_of(order: str, dealt: str):
-    """The cube of eight ranks for an order of axes, outermost first; ranks dealt to two nodes in blocks or in turn."""
-    from ...plots import mesh as plots  # only here: every rank that runs a lab's function imports this file
-
-    axes = order.split(" > ")
-    grid, lines = torch.arange(8).reshape(2, 2, 2), {}
-    for place, axis in enumerate(axes):
-        lines[axis] = [tuple(line) for line in grid.movedim(place, -1).reshape(-1, 2).tolist()]
-    return plots.cube(lines, [r // 4 if dealt == "blocks" else r % 2 for r in range(8)])
 
 
 def slow_bytes(order, sizes: dict[str, int], sent: dict[str, float], node: int) -> float:

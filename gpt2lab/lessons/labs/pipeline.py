@@ -1,19 +1,13 @@
 """What lesson 07 runs besides its own pipeline: instruments, messages that are waited for, a gradient that shrinks."""
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
 
-from ...model import GPT2
-from ...parallel.accumulate import Accumulate, Alone
 from ...parallel.pipeline.mailbox import Mailbox
 from ...ranks import comm
-from ...reference import example_batch
-from ...schedules import Cost
 from ...verify import relative_error
-from . import recorded
 from .instruments import mine as mine  # cells call it
 
 
@@ -45,25 +39,9 @@ def divided(run):
     return wrong
 
 
-def _give_and_wait(self, op, value, give=Mailbox.give):
+def give_and_wait(self, op, value, give=Mailbox.give):
     """Hand a result on and wait until it has arrived, as a blocking send does."""
     give(self, op, value)
     for line in self.leaving.values():
         while line:
             line.popleft().wait()
-
-
-def gpipe_steps(rank: int, world_size: int, micros: int, cost: Cost, blocking: bool):
-    """The spans of a paced step of GPipe, and this rank's gradients, of two steps."""
-    model = GPT2(recorded.DEEPER).double()
-    with patch.object(Mailbox, "give", _give_and_wait) if blocking else nullcontext():
-        spans = recorded.pipeline_spans(rank, world_size, "gpipe", micros, cost, model)
-    return spans, {n: p.grad for n, p in model.named_parameters() if n != "wte.weight"}
-
-
-def serially(micros: int) -> dict[str, torch.Tensor]:
-    """The same gradients in one process."""
-    model, batch = GPT2(recorded.DEEPER).double(), example_batch(recorded.DEEPER, rows=micros, length=8)
-    for _ in range(2):
-        Accumulate(model).run(batch.micro(micros), None, Alone())
-    return {n: p.grad for n, p in model.named_parameters()}

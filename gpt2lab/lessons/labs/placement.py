@@ -15,7 +15,7 @@ from ...model import GPT2, GPT2Config
 from ...parallel.pipeline import stages
 from ...plan import Plan, build
 from ...planner.fit import fit
-from ...planner.problem import Device, OperatorGraph, gpt2_block
+from ...planner.problem import Device, gpt2_block
 from ...ranks import comm, paced
 from ...ranks.mesh import Mesh
 from ...reference import example_batch
@@ -132,16 +132,6 @@ def furthest(placed, serial) -> float:
     for name, gradient in weights.items():
         pairs.append((sum(f[2][name] for f in placed if name in f[2]), gradient))
     return max(float((a - b).abs().max()) for a, b in pairs)
-
-
-def bytes_of_placement(graph: OperatorGraph, where: Sequence[int]) -> list[int]:
-    """Bytes that every rank sends, both ways: a result or its gradient once for each other rank that reads it."""
-    sent = [0] * (max(where) + 1)
-    for n, op in enumerate(graph.operators):
-        for reader in {where[v] for v in graph.after[n]} - {where[n]}:
-            sent[where[n]] += op.output
-            sent[reader] += op.output
-    return sent
 
 
 def measured_device(sizes: Sequence[int] = (16, 32, 64, 128, 256, 512), seconds: float = 0.1):

@@ -78,12 +78,6 @@ def cut_off(batch: Batch, rank: int, n: int) -> Batch:
     return replace(batch, tokens=batch.tokens[mine], targets=batch.targets[mine], samples=batch.samples[mine])
 
 
-def average(model, axis) -> None:
-    """After the update every weight becomes its mean over the ranks."""
-    for p in model.parameters():
-        p.data = comm.all_reduce(p.data, axis) / axis.size
-
-
 def seen_in(runs, serial) -> tuple[str, str, str]:
     """What runs of `train` show: first and last loss, whether replicas agree, and how far rank 0 is from `serial`."""
     losses, replicas = over_ranks(runs), len({digests[-1] for _, digests, _ in runs})
@@ -95,13 +89,6 @@ def seen_in(runs, serial) -> tuple[str, str, str]:
 def shakespeare_rows(rows: int, seed: int = 0) -> Batches:
     """Batches of `rows` rows of 16 tokens, of a vocabulary folded into 256."""
     return Batches(np.asarray(shakespeare()[:100_000]) % 256, rows=rows, length=16, seed=seed)
-
-
-def dealt(pool) -> dict[str, list[list[int]]]:
-    """Which of ten rows each live rank gets, in the wrong way and in ours."""
-    ways, ten = {"rows // ranks": cut_off, "as even as can be": Batch.rows}, shakespeare_rows(10).at(0)
-    rows_of = lambda rank, size, way: way(ten, rank, size).samples.tolist()
-    return {name: pool.run(rows_of, way) for name, way in ways.items()}
 
 
 # ---- the network of the lecture

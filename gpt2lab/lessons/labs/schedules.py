@@ -9,9 +9,9 @@ from ...parallel.pipeline.engine import Pipeline
 from ...parallel.pipeline.mailbox import Mailbox
 from ...ranks import comm, trace
 from ...ranks.mesh import Mesh
-from ...reference import CONFIG, example_batch, serial_gradients
+from ...reference import example_batch, serial_gradients
 from ...schedules import Cost, Op, Schedule, make, simulate
-from .instruments import apart, begin, differing
+from .instruments import apart, begin
 
 SMALL = GPT2Config(vocab_size=64, n_positions=64, n_layer=8, n_head=2, n_embd=32)
 
@@ -113,9 +113,3 @@ BUGS = {
     "gradients in another order": (Mailbox, "take", _take, "gpipe"),
 }
 """Bugs of real pipelines: where they stand, what stands there instead, and a schedule that shows them."""
-
-
-def noticed(ranks, name: str) -> str:
-    """Which claims of `verify` differ with a bug planted on live ranks."""
-    *bug, schedule = BUGS[name]
-    return differing(ranks, bug, f"pp=2,micro=4,schedule={schedule}", CONFIG, 8, 11)

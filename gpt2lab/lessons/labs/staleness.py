@@ -61,11 +61,6 @@ def losses(scheme: str, rate: float, warmup: int, seed: int, updates: int, stage
     return emulator.run(letter_batches(updates, seed=seed)).losses
 
 
-def several(rank: int, world_size: int, runs: list[tuple], updates: int) -> dict[tuple, list[float]]:
-    """The runs (scheme, rate, warm-up, seed) that fall to this rank."""
-    return {run: losses(*run, updates) for run in runs[rank::world_size]}
-
-
 def batch_times(updates: int, micros: int, stages: int = 4) -> dict[str, float]:
     """The simulated time of a batch, in batches of a pipeline without a bubble; a backward is twice a forward.
 
@@ -91,16 +86,6 @@ def record(updates: int = 200, every: int = 10) -> dict:
             seeds.append([round(mean, 4) for mean in means])
         found["losses"].append([*run, seeds])
     return found
-
-
-def read_record() -> dict:
-    """What `python -m gpt2lab.lessons.labs.staleness` has written.
-
-    `losses[scheme, rate, warm-up]` holds a list for each seed, `times[micros]` the time of a batch by scheme.
-    """
-    found = json.loads(RECORD.read_text())
-    losses = {tuple(run): seeds for *run, seeds in found["losses"]}
-    return found | {"losses": losses, "times": dict(found["times"])}
 
 
 if __name__ == "__main__":

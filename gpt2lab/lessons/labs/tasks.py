@@ -17,7 +17,7 @@ from ...machine.speed import using_threads
 from ...model import GPT2, GPT2Config
 from ...plots.paraver import messages_between, save_paraver
 from ...ranks import comm, trace
-from ...ranks.mesh import Axis, Mesh
+from ...ranks.mesh import Mesh
 from ...reference import example_batch
 from ...tasks import check, messages
 from ...tasks.cores import Cores
@@ -52,37 +52,15 @@ def fastest(run: Callable, tries: int = 6) -> list:
     return min((run() for _ in range(tries)), key=ms)
 
 
-def of_width(width: int, rows: int = 4) -> TaskGraph:
-    """One iteration of the lesson's GPT-2, so wide, in float32."""
-    wider = (width / CONFIG.n_embd) ** 2
-    blocks = replace(SMALL, weights=int(20_000 * wider), updates=int(40_000 * wider))
-    return gpt2_tasks(blocks, rows, torch.float32, config=replace(CONFIG, n_embd=width)).graph
-
-
 def ms(spans: list) -> float:
     """Milliseconds from the first span's start to the last one's end."""
     return 1e3 * (max(s.end for s in spans) - min(s.start for s in spans))
-
-
-def ms_in_tasks(spans: list) -> float:
-    """Milliseconds of all workers together inside tasks."""
-    return 1e3 * sum(s.end - s.start for s in spans if s.kind != "wait")
 
 
 def one_layer(rows: int, length: int, blocks: Blocks) -> TaskGraph:
     """One iteration of a one-layer GPT-2 on (rows, length) tokens, to look at: it has no batches to run on."""
     config = GPT2Config(vocab_size=64, n_positions=length, n_layer=1, n_head=2, n_embd=2 * length)
     return GPT2Tasks(GPT2(config), rows, length, None, blocks).graph
-
-
-def forward_only() -> TaskGraph:
-    """The forward of a one-layer GPT-2 on two blocks of tokens, small enough to draw."""
-    whole = one_layer(2, 8, Blocks(tokens=8, rows=1))
-    few = TaskGraph(whole.tensors)
-    for t in whole.tasks:
-        if t.kind in ("forward", "other"):
-            few.add(t.name, t.body, *t.accesses, kind=t.kind)
-    return few
 
 
 def replay_races(graph: TaskGraph, across: list) -> list[tuple[str, str, str]]:
@@ -132,25 +110,6 @@ def by_block(sizes: tuple[int, ...], workers: int, seconds: float = 0.0) -> list
     return rows
 
 
-def fastest_on_ranks(pool, train: Callable, tries: int = 4, **options) -> list:
-    """The spans of all ranks, merged, of the fastest of some runs of `train`, which returns them in third place."""
-    return fastest(lambda: trace.merge(result[2] for result in pool.run(train, **options)), tries)
-
-
-def longest(runs: dict[str, list]) -> float:
-    """Seconds of the longest of some runs, each a list of spans."""
-    return max(map(ms, runs.values())) / 1e3
-
-
-def cost_of_building(rows: int) -> tuple:
-    """Of an iteration with a block for each row: rows, tasks, edges, accesses compared, ms to build, ms to replay."""
-    start = time.perf_counter()
-    graph = gpt2_tasks(Blocks(tokens=32, rows=1, weights=20_000, updates=40_000), rows).graph
-    build = 1e3 * (time.perf_counter() - start)
-    replay = min(turns({"": Scheduler(graph, 2).run}, 3)[""])
-    return rows, len(graph.tasks), len(list(graph.edges())), graph.compared, f"{build:.0f}", f"{replay:.0f}"
-
-
 def write_traces(spans: list, logs: list) -> Path:
     """The folder with the files that Perfetto and Paraver read, from the spans and logged calls of each rank."""
     folder = Path(gettempdir(), "gpt2lab-traces")
@@ -158,12 +117,6 @@ def write_traces(spans: list, logs: list) -> Path:
     trace.save_chrome(trace.merge(spans), folder / "tasks.json")
     save_paraver([s for of_rank in spans for s in of_rank], folder / "tasks.prv", messages_between(logs))
     return folder
-
-
-def as_in_llmc(loop: str) -> bool:
-    """Whether llm.c runs this loop in parallel: matrix products, attention's forward, the softmax over the words."""
-    products = any(word in loop for word in ("attn.c_", "mlp.c_", "head"))
-    return products or loop.startswith(("attention", "loss"))
 
 
 def contest(workers: int = 2) -> dict[str, Callable]:
@@ -282,11 +235,3 @@ def lend(pool, cores: int = 2) -> dict[str, list[float]]:
         for _ in range(cores):
             kept.take()
     return times
-
-
-def step_ms(rank: int, world_size: int, rows: int, workers: int) -> list[float]:
-    """Milliseconds of each iteration on `rows` rows that the ranks share, each with so many workers."""
-    axis = Mesh(dp=world_size)["dp"] if world_size > 1 else Axis()
-    tasks = gpt2_tasks(rows=rows // world_size, dtype=torch.float32, axis=axis)
-    run = Scheduler(tasks.graph, workers).run
-    return [1e3 * s for s in seconds_of(run, 5, ready=lambda: comm.barrier(axis))]
