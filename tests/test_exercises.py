@@ -1,6 +1,7 @@
 """Solutions pass, blanks are to do, wrong answers fail with their own words; and the proof itself can fail."""
 
 import contextlib
+import io
 import json
 import sys
 import time
@@ -11,10 +12,10 @@ import pytest
 import tiers
 import torch
 
-from gpt2lab.lessons.answers import exercises, prove, words_of
-from gpt2lab.lessons.desk import split
+from gpt2lab.lessons.answers import as_expected, exercises, setup, words_of
+from gpt2lab.lessons.desk import Desk, split
 from gpt2lab.lessons.exercises import STATUS, NotPassed, by_hand, check, close, engine, unaided
-from gpt2lab.lessons.source import read_lesson
+from gpt2lab.lessons.source import Lesson, read_lesson
 from gpt2lab.planner import metrics
 
 pytestmark = pytest.mark.live  # most exercises run on ranks
@@ -50,6 +51,30 @@ def lesson(tmp_path, solution="x / 2", words="half of 4", test=TEST, edit=lambda
     path = tmp_path / "07_halves.py"
     path.write_text(edit(LESSON.format(solution=solution, words=words, test=test)))
     return read_lesson(path)
+
+
+def prove(lesson: Lesson, chosen=lambda text: True) -> list[str]:
+    """Complaints about the exercises of a lesson; empty when all is well. Of the wrong answers those are `chosen`."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        desk, complaints = Desk(lesson.name, setup(lesson)), []
+        for exercise in exercises(lesson):
+            name = exercise.cell.text.split("\n")[0]
+            if not exercise.wrong:
+                complaints.append(f"{name}: no wrong answer shows that its checker can fail")
+            body, checks = split(exercise.cell.solved())
+            said = []
+            for answer, expected in [
+                (body, "PASS"),
+                (split(exercise.cell.blank())[0], "TODO"),
+                *((cell.text, words_of(cell)) for cell in exercise.wrong if chosen(cell.text)),
+            ]:
+                found = desk.verdicts(body, answer, checks)
+                if not as_expected(found, expected):
+                    complaints.append(f"{name}: expected {expected!r}, but check said {found}")
+                elif found in said:
+                    complaints.append(f"{name}: two answers get the same verdict: {found}")
+                said.append(found)
+    return complaints
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)

@@ -1,14 +1,12 @@
-"""Prove exercises in one process: solutions PASS, blanks are TODO, wrong answers FAIL with their own words.
+"""Exercises with their wrong answers: solutions PASS, blanks are TODO, wrong answers FAIL with their own words.
 
 An exercise cell defines functions and ends with check(...) lines. Cells tagged `wrong` that follow it define
 the same functions again, wrongly; their first line, `# FAIL: words`, says what the verdict must contain.
 """
 
-import contextlib
-import io
 from dataclasses import dataclass, replace
 
-from .desk import Desk, split, titles
+from .desk import split, titles
 from .source import Cell, Lesson
 
 
@@ -67,30 +65,6 @@ def mistake_of(wrong: Cell) -> tuple[str, str]:
     code = wrong.text.partition("\n")[2].strip()
     first, _, rest = code.partition("\n")
     return (first.removeprefix("# MISTAKE: "), rest) if first.startswith("# MISTAKE: ") else ("", code)
-
-
-def prove(lesson: Lesson, chosen=lambda text: True) -> list[str]:
-    """Complaints about the exercises of a lesson; empty when all is well. Of the wrong answers those are `chosen`."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        desk, complaints = Desk(lesson.name, setup(lesson)), []
-        for exercise in exercises(lesson):
-            name = exercise.cell.text.split("\n")[0]
-            if not exercise.wrong:
-                complaints.append(f"{name}: no wrong answer shows that its checker can fail")
-            body, checks = split(exercise.cell.solved())
-            said = []
-            for answer, expected in [
-                (body, "PASS"),
-                (split(exercise.cell.blank())[0], "TODO"),
-                *((cell.text, words_of(cell)) for cell in exercise.wrong if chosen(cell.text)),
-            ]:
-                found = desk.verdicts(body, answer, checks)
-                if not as_expected(found, expected):
-                    complaints.append(f"{name}: expected {expected!r}, but check said {found}")
-                elif found in said:
-                    complaints.append(f"{name}: two answers get the same verdict: {found}")
-                said.append(found)
-    return complaints
 
 
 def as_expected(found: list[tuple[str, str, str]], expected: str) -> bool:
