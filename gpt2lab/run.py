@@ -150,20 +150,19 @@ class Options:
 
     def without_effect(self) -> dict[str, str]:
         """The options that change nothing beside the others, by name, each with the reason."""
-        found = {}
-        if self.recipe == "llmc":
-            of_recipe = ("optimizer", "lr", "warmup", "cosine", "clip", "weight_decay")
-            found |= dict.fromkeys(of_recipe, "--recipe llmc brings its own")
-        if self.bench:
-            of_saving = ("evaluate", "save", "keep", "background", "sample")
-            found |= dict.fromkeys(of_saving, "--bench only measures")
-        if not self.experts:
-            found |= dict.fromkeys(("top_k", "router", "capacity"), "without --experts there are none")
-        elif self.router in OWN_K:
-            found["top_k"] = f"the router {self.router} has its own"
-        if self.chunked and self.the_plan().loss == "whole":
-            found["chunked"] = "cut vocabularies, --autocast and loss=whole need the whole logits"
-        return found
+        whole = replace(self, chunked=True).the_plan().loss == "whole"
+        of_recipe = ("optimizer", "lr", "warmup", "cosine", "clip", "weight_decay")
+        groups = (
+            (self.recipe == "llmc", of_recipe, "--recipe llmc brings its own"),
+            (self.bench, ("evaluate", "save", "keep", "background", "sample"), "--bench only measures"),
+            (whole, ("chunked",), "cut vocabularies, --autocast and loss=whole need the whole logits"),
+            (self.dtype != "float32", ("autocast",), "only products of float32 become bfloat16"),
+            (self.device == "cuda", ("fast",), "its switches are the CPU's"),
+            (self.the_plan().world == 1, ("timeout",), "one rank keeps nobody waiting"),
+            (self.router in OWN_K, ("top_k",), f"the router {self.router} has its own"),
+            (not self.experts, ("top_k", "router", "capacity"), "without --experts there are none"),
+        )
+        return {name: why for idle, names, why in groups if idle for name in names}
 
     def arguments(self) -> list[str]:
         """The options as command-line arguments, every one that has an effect spelled out."""

@@ -58,7 +58,7 @@ TYPED = {
     "verify --layers 99999999999999999999": "e+23 parameters fit into no machine. Use fewer.",
     "train --batch 99999999999999999999": "e+22 tokens in a batch fit into no machine. Use fewer.",
     "train --experts 99999999999999999999": "parameters fit into no machine. Use fewer.",
-    "train --timeout 0": "--timeout 0.0 is too small. Use 1 or more.",
+    "train --plan dp=2 --timeout 0": "--timeout 0.0 is too small. Use 1 or more.",
     "plan --rows 99999999999": "'99999999999' does not fit. Use a whole number from 1 to 100,000",
     "plan --rows 8 --ranks 99999999999": "'99999999999' does not fit. Use a whole number from 1 to 65,536",
     "plans --ranks 0": "--ranks: '0' does not fit. Use a whole number from 1 to 1,000,000,000",

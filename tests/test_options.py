@@ -154,7 +154,7 @@ COMMANDS = {
 def asked(monkeypatch, tmp_path, capfd):
     """What a command line asks of the package, in words: its calls, what it writes and says, and its status."""
     for name in ("some", "other"):
-        Path(tmp_path, f"{name}.txt").write_text(f"{name} text " * 40)
+        Path(tmp_path, f"{name}.txt").write_text(f"{name} text " * (40 + len(name)))
     monkeypatch.setattr(folders, "new", lambda options, out, job="": Path(out))
     monkeypatch.setattr("gpt2lab.run.Options.check", lambda self: None)
 

@@ -184,6 +184,21 @@ def test_commands_refuse_it_with_the_reason(text, command, capsys, tmp_path, mon
     assert TYPED[text] in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train --dry-run --dtype bfloat16 --plan zero=1",  # 32-bit masters
+        "train --dry-run --optimizer muon --plan zero=3,data=owner",  # whole matrices
+        "train --dry-run --plan zero=2",  # a block's gradients are collected
+        "train --dry-run --plan zero=3",  # blocks are run again
+        "memory --config nano --length 16 --precision bf16 --plan zero=1",
+    ],
+)
+def test_what_zero_still_does_on_one_replica_may_be_typed(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(words.split()) == 0, capsys.readouterr().err
+
+
 def test_a_run_that_was_recorded_with_such_a_word_goes_on(tmp_path):
     """What was loaded is not refused: only what is typed."""
     from types import SimpleNamespace

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..benchmarks import races
 from ..machine.options import Setting, positive, within
-from ..machine.words import choose, did_you_mean
+from ..machine.words import choose, did_you_mean, refuse
 
 OPTIONS = {
     "all": Setting("every benchmark, in rounds", bool),
@@ -31,6 +31,13 @@ EPILOG = "\n".join(["benchmarks:", *(f"  {name:12}{race.about}" for name, race i
 
 def run(args) -> int:
     """Compare two files, run all, or hand over to the benchmark."""
+    idle = {"all": "--compare runs none"} if args.compare else {"every": "it is for --compare"}
+    if args.compare or not args.all:
+        of_all = ("quick", "rounds", "minutes", "out")
+        idle |= dict.fromkeys(of_all, "it is for --all, and options of one benchmark stand behind its name")
+    if args.name and (args.compare or args.all):
+        raise ValueError(f"{args.name} would change nothing beside --all and --compare. Leave it out.")
+    refuse([n for n in idle if getattr(args, n) not in (None, False, OPTIONS[n].default)], idle)
     if args.compare:
         from ..benchmarks import everything
 

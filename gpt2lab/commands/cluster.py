@@ -30,6 +30,8 @@ def run(args) -> int:
     """Check all that can be checked here, then start the machines and wait for them."""
     count, ranks = _machines(args.machines)
     wire = namespaces.Wire.parse(args.wire)
+    if count == 1 and args.wire != OPTIONS["wire"].default:
+        raise ValueError("--wire would change nothing: one machine sends to no other. Leave it out.")
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if command[:1] != ["train"]:
         raise ValueError(

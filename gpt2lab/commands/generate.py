@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from ..machine.options import Setting, positive
+from ..machine.words import refuse
 from . import folders
 
 OR_PUBLISHED = "Or let the published model write, 548 MB fetched once: gpt2lab generate --model gpt2."
@@ -31,6 +32,10 @@ OPTIONS = {
 
 def run(args) -> None:
     """Print each prompt with its continuation, and how fast it came."""
+    if args.temperature == 0 or args.top_k == 1:
+        idle = ("seed", "top_p", "temperature" if args.temperature else "top_k")
+        typed = [name for name in idle if getattr(args, name) != OPTIONS[name].default]
+        refuse(typed, dict.fromkeys(idle, "only the likeliest token may come"))
     source = args.model or str(folders.newest(Path("runs"), OR_PUBLISHED))
     # not before it is known that there is a model: torch takes seconds
     from ..corpus.tokenizer import encoding

@@ -74,7 +74,7 @@ def run(args) -> None:
     itemsize, mixed = PRECISIONS[precision]
     length = args.length or config.n_positions
     for text in args.plan or ["serial"]:
-        refuse_without_effect(text)
+        refuse_without_effect(text, narrow=itemsize == 2 and not mixed)
         plan = Plan.parse(text)
         asked = plan, config, args.rows, length, itemsize, args.optimizer
         if mixed or isinstance(config, Transformer):

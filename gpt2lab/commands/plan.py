@@ -67,6 +67,8 @@ def run(args) -> int:
     cluster = here() if args.cluster == "here" else find_cluster(args.cluster)
     cluster = wired(cluster.with_devices(args.ranks or cluster.devices), args.cards, args.between)
     args.precision = args.precision or ("float32" if cluster.cores else "bf16-mixed")
+    if args.explain and args.json:
+        raise ValueError("--explain would change nothing: --json tells all. Leave it out.")
     if args.run and args.precision != "float32":
         raise ValueError(f"--run trains in float32, not in {args.precision}. Leave out --run or --precision.")
     config, numbers = model_typed(args), PRECISIONS[args.precision]
@@ -99,6 +101,8 @@ def wired(cluster: Cluster, cards: int | None, between: float | None) -> Cluster
         raise ValueError(
             f"--between would change nothing: {cluster.devices} ranks are on one machine. Leave it out."
         )
+    if cards and between is None and (cluster.devices == 1 or not network.inside):
+        raise ValueError("--cards would change nothing: all wires are alike. Leave it out, or add --between.")
     link = wire if between is None else replace(wire, bandwidth=between / node)
     return replace(cluster, network=replace(network, inside=network.inside or wire, between=link, node=node))
 

@@ -96,6 +96,8 @@ def all_names() -> str:
 def _refuse_without_effect(args) -> None:
     """Raise ValueError for options that would change nothing beside the others."""
     why = {} if args.hop else {"blocking": "without --hop no message takes time"}
+    if args.stages == 1:
+        why |= dict.fromkeys(("hop", "blocking"), "one stage sends nothing")
     if args.csv:
         shown = ("forward", "input_grad", "weight_grad", "hop", "blocking", "recompute", "width")
         why |= dict.fromkeys(shown, "--csv prints the order alone")

@@ -117,6 +117,8 @@ def asked_for(args) -> tuple[Path | None, Options]:
     """The checkpoint to resume, if any, and the options of this call. Raises ValueError where they cannot run."""
     source = _source(args)
     options = _options(args, source)
+    if options.bench and args.out != "runs" and not source:
+        raise ValueError("--out would change nothing: --bench only measures. Leave it out.")
     options.check()
     return source, options
 
@@ -150,7 +152,7 @@ def _options(args, source: Path | None) -> Options:
     options = Options(**asdict(base) | given)
     refuse(given, options.without_effect())
     if "plan" in given:
-        refuse_without_effect(given["plan"])
+        refuse_without_effect(given["plan"], options.dtype == "bfloat16", options.optimizer == "muon")
     return options
 
 

@@ -20,7 +20,7 @@ def without_effect(plan: Plan) -> dict[str, str]:
         found |= dict.fromkeys(("layout", "exchange", "hops"), "cp=1 leaves sequences whole")
     if replicas == 1:
         found |= dict.fromkeys(("data", "bucket"), "one replica has nobody to sum gradients with")
-    others = {
+    others = {  # of ZeRO on one replica, stage 2 collects a block's gradients and stage 3 runs blocks again
         "chunks": not cuts and f"schedule={plan.schedule} has one way to cut the model",
         "hops": not plan.exchange.startswith("halo") and f"exchange={plan.exchange} has no halo",
         "node": plan.ep == 1 and "ep=1 sends no rows to experts",
@@ -32,8 +32,12 @@ def without_effect(plan: Plan) -> dict[str, str]:
     return {word: why for word, why in others.items() if why} | found
 
 
-def refuse_without_effect(text: str) -> None:
-    """Raise ValueError for a plan's text that says a word without effect, with the reason."""
+def refuse_without_effect(text: str, narrow: bool = False, muon: bool = False) -> None:
+    """Raise ValueError for a plan's text that says a word without effect, with the reason.
+
+    One replica too has 32-bit masters of `narrow` (16-bit) weights by ZeRO, and the owners of matrices that Muon needs.
+    """
+    used = ["zero=1"] * narrow + ["data=owner"] * muon
     said = Plan.said(text)
     typed = lambda word: word if isinstance(said[word], bool) else f"{word}={said[word]}"
-    refuse(said, without_effect(Plan.parse(text)), typed)
+    refuse([word for word in said if typed(word) not in used], without_effect(Plan.parse(text)), typed)
