@@ -225,6 +225,32 @@ def test_four_ranks_under_mpirun_equal_four_ranks_of_our_own(tmp_path):
     assert losses(tmp_path / "mpi") == losses(tmp_path / "own")
 
 
+def test_ranks_that_slurm_asks_to_end_save_their_newest_step(tmp_path):
+    """Two processes with what srun tells its tasks; scancel and the end of a job's time send SIGTERM to both."""
+    place, running = meeting_place(), []
+    for rank in range(2):
+        said = {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": str(rank)}
+        command = [sys.executable, "-m", "gpt2lab", *arguments(tmp_path, 100_000, "dp=2", save=100_000)]
+        how = {"env": ENV | place | said, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        running.append(subprocess.Popen(command, **how))
+    try:
+        until = time.monotonic() + 200
+        while not any(path.stat().st_size for path in tmp_path.glob("*/log.jsonl")):
+            assert time.monotonic() < until and not any(process.poll() for process in running)
+            time.sleep(0.02)
+        for process in running:
+            process.send_signal(signal.SIGTERM)
+        texts = [process.communicate(timeout=30)[0] for process in running]  # after which Slurm kills
+    finally:
+        for process in running:
+            process.kill()
+    assert [process.returncode for process in running] == [0, 0], texts
+    (run,) = tmp_path.glob("*")
+    newest = checkpoint.read_state(checkpoint.all_in(run)[-1])["step"]
+    assert f"Stopped by SIGTERM: saved step {newest}" in texts[0] and newest == len(losses(tmp_path)) > 0
+    assert not any("Traceback" in text for text in texts) and not (run / "stop").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_four_ranks_under_srun_equal_four_ranks_of_our_own(tmp_path):

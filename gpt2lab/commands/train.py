@@ -85,8 +85,9 @@ def _as_one_rank(here, options: Options, source: Path | None, args) -> int:
             return 1  # the file says why, and it was printed
         place = str(folder.resolve()) if folder else None
         try:
-            # A launcher's SIGTERM ends a rank at once.
-            with _stop_on_interrupt(folder, [signal.SIGINT], here.rank == 0) as interrupted:
+            # Slurm sends SIGTERM to all ranks, 30 s before it kills them; torchrun to those left when one has failed.
+            asks = ASKS_TO_END if here.launcher == "srun" else [signal.SIGINT]
+            with _stop_on_interrupt(folder, asks, here.rank == 0) as interrupted:
                 start(here.rank, here.world_size, options, place, source, say_sometimes, device)
         except (FloatingPointError, checkpoint.BadCheckpoint) as error:
             if here.rank == 0:  # the sentence is the same on every rank
