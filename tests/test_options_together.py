@@ -22,6 +22,7 @@ from gpt2lab.commands import memory, plan, schedule, train, unused
 from gpt2lab.corpus import tokenizer
 from gpt2lab.machine import namespaces
 from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.parallel.chunked_loss import ChunkedLoss
 from gpt2lab.plots import benchmarks as dashboards
 from gpt2lab.plots import style
 from gpt2lab.processes import launch
@@ -81,7 +82,9 @@ class Run:
         note = lambda name, result=None: lambda *a, **k: self.said.append(f"{name}{a}{k}") or result
         alone = SimpleNamespace(rank=0, world=SimpleNamespace(size=1))
         block = SimpleNamespace(compile=note("compile"))
-        built = SimpleNamespace(mesh=alone, device="cpu", model=SimpleNamespace(h={0: block}))
+        built = SimpleNamespace(
+            mesh=alone, device="cpu", model=SimpleNamespace(h={0: block}, loss=ChunkedLoss(None))
+        )
         patch.setattr(run, "Mesh", lambda **axes: alone)
         patch.setattr(run, "build", lambda p, c, m, *a: note("build", built)(p, c, *a))
         patch.setattr(run, "Trainer", self)
