@@ -84,7 +84,7 @@ def watch(entry, held: float = 0.0) -> Watch:
         held_up=lambda rank: seconds[0],
         folder=SimpleNamespace(exists=lambda: True),
         stack=lambda rank: "is busy",
-        inside=lambda rank: "",
+        inside=lambda rank, blocked: "",
     )
     found = Watch(pool, 1.5, print)
     found.calls = {rank: entry(rank).calls for rank in (0, 1)}

@@ -133,7 +133,7 @@ def card(name: str) -> dict[str, str]:
     return quiet | {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
 
 
-def sent() -> int:
-    """Bytes that have left this machine through its card so far."""
-    line = re.search(r"^\s*eth0:(.*)$", Path("/proc/net/dev").read_text(), re.MULTILINE)
+def sent(name: str = "eth0") -> int:
+    """Bytes that have left this machine through a card so far."""
+    line = re.search(rf"^\s*{name}:(.*)$", Path("/proc/net/dev").read_text(), re.MULTILINE)
     return int(line[1].split()[8])

@@ -71,7 +71,7 @@ SURVIVED = {
         (checkpoint.Saver.save, "self.finish()\n", "pass\n",
          test_checkpoint.test_a_save_waits_for_the_one_before),
     "--top-p is dropped":
-        (generate_command.run, '"top_p", ', "",
+        (generate_command.run, '"top_p", "seed")', '"seed")',
          (test_effects.test_what_the_generate_command_is_told_reaches_the_sampler, "--top-p", "0.5", "top_p")),
     "a ring without its closing edge":
         (links.Network.ring_time, "zip(ranks, [*ranks[1:], ranks[0]], strict=True)", "zip(ranks, ranks[1:])",
