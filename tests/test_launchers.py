@@ -231,7 +231,12 @@ def test_ranks_that_slurm_asks_to_end_save_their_newest_step(tmp_path):
     for rank in range(2):
         said = {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": str(rank)}
         command = [sys.executable, "-m", "gpt2lab", *arguments(tmp_path, 100_000, "dp=2", save=100_000)]
-        how = {"env": ENV | place | said, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        how = {
+            "env": ENV | place | said,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            "text": True,
+        }
         running.append(subprocess.Popen(command, **how))
     try:
         until = time.monotonic() + 200

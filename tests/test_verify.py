@@ -24,4 +24,6 @@ def test_a_table_of_what_is_equal_hides_the_digits_of_rounding_unless_asked():
 def test_the_command_names_the_largest_error_of_each_claim_and_its_tensor(capsys):
     assert main(["verify", "--plan", "serial"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "weights after" in line]
-    assert len(lines) == 2 and all(re.search(r"\d\.\de[-+]\d\d  [\w.]+ on rank 0$", line) for line in lines), lines
+    assert len(lines) == 2 and all(
+        re.search(r"\d\.\de[-+]\d\d  [\w.]+ on rank 0$", line) for line in lines
+    ), lines
