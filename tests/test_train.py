@@ -158,7 +158,7 @@ def test_an_option_that_is_no_finite_number_is_refused(name, value, tmp_path, ca
     from gpt2lab.cli import main
 
     flag = f"--{name.replace('_', '-')}"
-    assert main(["train", flag, value, "--out", str(tmp_path)]) == 1
+    assert main(["train", "--plan", "dp=2", flag, value, "--out", str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"gpt2lab train: {flag} {value} is no finite number. Use another.\n"
     assert not list(tmp_path.iterdir())
 

@@ -18,6 +18,7 @@ from gpt2lab.parallel.zero.costs import owner_of, parts, shard_length
 from gpt2lab.plots import zero as plots
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import default_dtype
 
 # --- whole weights are on a rank only while needed
 
@@ -246,7 +247,8 @@ def test_the_figure_says_what_is_sent_kept_and_made():
 X = torch.randn(12, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-zero3 = partial(lecture_zero3.zero3, step=definitions("05", "def lectures_step")["lectures_step"])
+with default_dtype(torch.get_default_dtype()):  # which the set-up of the lesson changes
+    zero3 = partial(lecture_zero3.zero3, step=definitions("05", "def lectures_step")["lectures_step"])
 
 
 def equal(found, expected) -> bool:

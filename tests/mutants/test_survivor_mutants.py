@@ -228,7 +228,7 @@ SURVIVED = {
     "evaluate returns the last loss":
         (Trainer.evaluate, "sum(losses) / len(losses)", "losses[-1]", EVALUATION),
     "evaluate outside autocast": (Trainer.evaluate, "with self._autocast():", "if True:", EVALUATION),
-    "the norm loses the last element": (finish._square, "x[end:]", "x[end:-1]", NORM),
+    "the norm loses the last element": (finish._norms, "x[end:]", "x[end:-1]", NORM),
     "rate one step ahead":
         (Trainer._update, "self.recipe.rate(self.steps)", "self.recipe.rate(self.steps + 1)", RATES),
     "the group's rate is the constant":
