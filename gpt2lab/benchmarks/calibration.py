@@ -164,7 +164,7 @@ def step_seconds(pool: Ranks, plan: str, name: str, rows: int, length: int, word
 
 def fastest_turns(pool: Ranks, contest, args=None) -> dict[str, float]:
     """Seconds of each contestant's fastest turn: others on the machine only slow them."""
-    found = race.Outcome.of(pool.run(race.on_rank, contest, args, 8, 2))
+    found = race.Outcome.of(pool.run(race.on_rank, contest, args, rounds=8, warm_up=2))
     return {name: min(times.trials) for name, times in found.times.items()}
 
 

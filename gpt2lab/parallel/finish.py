@@ -59,9 +59,8 @@ def norm_among(pieces: list[Piece], mesh: Mesh, ranks: Axis) -> float:
     mine = [_counted_here(p, mesh) for p in pieces if not p.spec.tied_copy and not p.spec.load]
     norms = [torch.zeros(1, dtype=torch.float64, device=pieces[0].tensor.device)]
     norms += [norm for x in mine for norm in _norms(x)]
-    square = (
-        torch.cat(norms).square().sum()
-    )  # all at once: on a GPU it is the number of calls that takes time
+    # all at once: on a GPU it is the number of calls that takes time
+    square = torch.cat(norms).square().sum()
     return math.sqrt(comm.all_reduce(square.cpu(), ranks).item())
 
 
