@@ -234,7 +234,7 @@ def test_calibration_says_how_much_longer_steps_take_than_predicted(monkeypatch)
 
         __enter__, __exit__ = lambda self: self, lambda *_: None
 
-        def run(self, _, contest, asked, *turns):
+        def run(self, _, contest, asked, **turns):
             plan = Plan.parse(asked.plan)
             assert contest is calibration.plan_steps and plan.world == self.ranks
             assert (asked.config, asked.rows, asked.length) == (config, rows, length)
