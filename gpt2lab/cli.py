@@ -83,9 +83,7 @@ def in_words(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.strerror:
         way = WAYS.get(type(error)) or FULL.get(error.errno, "")
         return f"{error.filename or 'A file'}: {error.strerror}. {way}".rstrip()
-    if isinstance(error, OSError):
-        return str(error)
-    if isinstance(error, ValueError | FloatingPointError):
+    if isinstance(error, OSError | ValueError | FloatingPointError):
         return str(error)
     return told(error) if getattr(error, "ename", "") in TOLD else None
 

@@ -157,6 +157,7 @@ class Options:
             (self.bench, ("evaluate", "save", "keep", "background", "sample"), "--bench only measures"),
             (whole, ("chunked",), "cut vocabularies, --autocast and loss=whole need the whole logits"),
             (self.dtype != "float32", ("autocast",), "only products of float32 become bfloat16"),
+            ("micro" in Plan.said(self.plan), ("accumulate",), "the plan says micro"),
             (self.device == "cuda", ("fast",), "its switches are the CPU's"),
             (self.the_plan().world == 1, ("timeout",), "one rank keeps nobody waiting"),
             (self.router in OWN_K, ("top_k",), f"the router {self.router} has its own"),

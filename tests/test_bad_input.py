@@ -54,6 +54,8 @@ TYPED = {
     "verify --dropout 2": "Use 0 <= dropout < 1.",
     "verify --dropout nan": "Use 0 <= dropout < 1.",
     "verify --window -1": "'-1' does not fit. Use a whole number from 0 to 1,000,000,000",
+    "verify --window 10": "--window would change nothing: each of 11 tokens sees all before it anyway",
+    "bench tensor --ranks 1": "'1' does not fit. Use a whole number from 2 to",
     "verify --rows 0": "Use at least 1 rows.",
     "verify --layers 99999999999999999999": "e+23 parameters fit into no machine. Use fewer.",
     "train --batch 99999999999999999999": "e+22 tokens in a batch fit into no machine. Use fewer.",

@@ -51,7 +51,8 @@ def test_every_spelling_of_a_schedule_is_the_same_plan(name):
 def test_what_the_plan_says_of_loss_and_micro_batches_is_not_overruled():
     assert Options(plan="loss=whole").the_plan().loss == "whole"
     assert Options(plan="dp=2").the_plan().loss == "chunked"
-    assert Options(plan="micro=2", accumulate=2).the_plan().micro == 2
+    twice = Options(plan="micro=2", accumulate=2)
+    assert twice.the_plan().micro == 2 and twice.without_effect()["accumulate"] == "the plan says micro"
     for options in ({"plan": "micro=4", "accumulate": 2}, {"plan": "loss=chunked", "chunked": False}):
         with pytest.raises(ValueError, match="Leave one of them out"):
             Options(**options).the_plan()

@@ -17,7 +17,7 @@ from sharding_cases import graph
 from test_refused import matches
 
 from gpt2lab.algorithms import hierarchical
-from gpt2lab.benchmarks import context
+from gpt2lab.benchmarks import context, races
 from gpt2lab.corpus import Batches, downloads
 from gpt2lab.corpus.loaders import each_reads
 from gpt2lab.experts.mixture import Experts
@@ -113,6 +113,12 @@ CALLS = [
     (lambda: timed("zigzag", "post"), "no exchange called 'post'"),
     (lambda: timed("zigzag"), "no exchange called ''"),
     (lambda: timed("contiguous", "halo-x", window=3), "halo-x exchanges a layer's input...Use halo-kv"),
+    (lambda: timed("contiguous", "halo-kv", window=63), "A window of 63 hides none of 64 tokens. Leave it out"),
+    # options of a benchmark beside each other
+    *((lambda line=line: races.arguments(line.split()[0], line.split()[1:]), word) for line, word in (
+        ("data --pairs zero=3 --bucket 7", "--bucket would change nothing: only --pairs bucket"),
+        ("tasks --all --versions tasks", "--versions would change nothing: --all runs every"),
+        ("context --window 5 --over shm", "--over would change nothing: PyTorch's ring has no window"))),
     # experts
     (lambda: Experts(router="best"), "There is no router 'best'. Use switch, gshard"),
     (lambda: Experts(group="rows"), "There is no group 'rows'. Use row, batch, rank"),

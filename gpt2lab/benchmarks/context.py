@@ -38,6 +38,10 @@ def check(args) -> None:
     """Raise ValueError, before any rank starts, for a split that cannot be timed here."""
     width = args.heads * args.width
     config = GPT2Config(n_head=args.heads, n_embd=width, n_positions=args.lengths, window=args.window)
+    if args.window is not None and args.window >= args.lengths - 1:
+        raise ValueError(
+            f"A window of {args.window} hides none of {args.lengths} tokens. Leave it out, or make it smaller."
+        )
     for split in args.splits:
         name, exchange = split if len(split) == 2 else (split[0], "")
         exchanges.check(config, Plan(cp=args.ranks, layout=name, exchange=exchange), 1, args.lengths)

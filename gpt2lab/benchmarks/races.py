@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 
-from ..machine.options import Parser, Setting, positive
-from ..machine.words import flag
+from ..machine.options import Parser, Setting, positive, within
+from ..machine.words import flag, refuse
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ OPTIONS = {  # an older name belongs to the first option that claims it: --steps
         "turns of each contestant", positive, also=("steps", "trials", "repeat", "runs", "turns")
     ),
     "config": Setting("the model"),
-    "ranks": Setting("numbers of ranks", positive, also=("worlds",), many="+"),
+    "ranks": Setting("numbers of ranks", within(2), also=("worlds",), many="+"),
     "rows": Setting("sequences in a step, or of each rank", positive, metavar="B"),
     "length": Setting("tokens of each", positive, metavar="T"),
     "threads": Setting("threads of torch", positive),
@@ -142,6 +142,12 @@ RACES = {
     ),
 }
 
+IDLE = {  # options that change nothing beside the others, and why
+    "data": lambda o: {} if "bucket" in o.pairs else {"bucket": "only --pairs bucket has buckets"},
+    "tasks": lambda o: {"versions": "--all runs every version"} if o.all else {},
+    "context": lambda o: {} if o.window is None else {"over": "PyTorch's ring has no window and is left out"},
+}
+
 
 def parser(name: str) -> Parser:
     """The parser of a race's options; `--quick` is for small sizes."""
@@ -162,7 +168,10 @@ def arguments(name: str, words: Sequence[str] = (), quick: bool = False) -> Name
     made = parser(name)
     if quick or "--quick" in words:
         made.set_defaults(**RACES[name].quick)
-    return made.parse_args(words)
+    given = made.parse_args(words)
+    idle = IDLE.get(name, lambda _: {})(given)
+    refuse([o for o in idle if getattr(given, o) != made.get_default(o)], idle)
+    return given
 
 
 def run(name: str, args: Namespace) -> dict[str, float]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..benchmarks import races
 from ..machine.options import Setting, positive, within
-from ..machine.words import choose, did_you_mean, refuse
+from ..machine.words import choose, did_you_mean, flag, refuse
 
 OPTIONS = {
     "all": Setting("every benchmark, in rounds", bool),
@@ -35,9 +35,10 @@ def run(args) -> int:
     if args.compare or not args.all:
         of_all = ("quick", "rounds", "minutes", "out")
         idle |= dict.fromkeys(of_all, "it is for --all, and options of one benchmark stand behind its name")
-    if args.name and (args.compare or args.all):
-        raise ValueError(f"{args.name} would change nothing beside --all and --compare. Leave it out.")
-    refuse([n for n in idle if getattr(args, n) not in (None, False, OPTIONS[n].default)], idle)
+    if args.compare or args.all:
+        idle["name"] = "--all and --compare run no single one"
+    typed = lambda option: args.name if option == "name" else flag(option)
+    refuse([n for n in idle if getattr(args, n) not in (None, False, OPTIONS[n].default)], idle, typed)
     if args.compare:
         from ..benchmarks import everything
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from ..machine.options import Setting, within
 from ..machine.patience import patiently
+from ..machine.words import refuse
 from ..plan import Plan
 from ..reference import CONFIG, EXPERTS
 from ..verify import verify
@@ -35,6 +36,8 @@ OPTIONS = {
 
 def run(args) -> int:
     """Print one table a plan."""
+    if args.window is not None and args.window >= args.length - 1:
+        refuse(["window"], {"window": f"each of {args.length} tokens sees all before it anyway"})
     sizes = {"n_layer": args.layers, "n_head": args.heads, "dropout": args.dropout, "window": args.window}
     given = replace(EXPERTS.experts, experts=args.experts) if args.experts else None
     reports = []
