@@ -3,6 +3,7 @@
 import random
 import re
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -184,6 +185,15 @@ def test_a_task_that_raises_is_named_with_its_parts_and_its_worker(run):
     trial.join(20)
     assert re.match(r"task 'bad' \(updates b\[0:2, 0:6\]\) on worker \d raised RuntimeError", *failed)
     assert graph.tensors["b"].eq(1).all()
+
+
+def test_workers_that_sleep_are_woken_when_the_last_task_is_over():
+    graph = TaskGraph(tensors())
+    graph.add("long", lambda a: time.sleep(0.5), updates("a"))  # the other two workers sleep by then
+    trial = threading.Thread(target=Scheduler(graph, 3, patience=60).run, daemon=True)
+    trial.start()
+    trial.join(20)
+    assert not trial.is_alive()
 
 
 def test_a_graph_whose_edges_form_a_circle_ends_in_words():
