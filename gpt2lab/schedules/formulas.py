@@ -7,6 +7,7 @@ gradient of one rank's whole share of the model, for one micro-batch. All formul
 from fractions import Fraction
 
 from ..machine.arguments import checked
+from .registry import find
 
 
 @checked(p=1, m=1, forward=0, input_grad=0, weight_grad=0, v=1)
@@ -14,7 +15,7 @@ def makespan(
     name: str, p: int, m: int, forward: float = 1, input_grad: float = 1, weight_grad: float = 1, v: int = 2
 ):
     """The time from the first start to the last end, or None where no paper gives it for these sizes."""
-    tf, tb = forward, input_grad + weight_grad
+    name, tf, tb = find(name).name, forward, input_grad + weight_grad
     if name == "naive":
         return m * p * (tf + tb)
     if name in ("gpipe", "1f1b"):
@@ -46,6 +47,7 @@ def messages(name: str, p: int, m: int, v: int = 2, slices: int = 2) -> int:
     One of each for every micro-batch and every border between stages on different ranks: p - 1 borders; v p - 1 with v
     chunks; 2 (p - 1) along a V, whose middle border is inside a rank.
     """
+    name = find(name).name
     if p == 1:
         return 0
     borders = dict.fromkeys(("interleaved", "breadth_first"), v * p - 1)
