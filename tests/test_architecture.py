@@ -201,7 +201,7 @@ OVER = {
     "sharding": 3_149,
     "planner": 5_842,
     "classroom": 2_311,
-    "core": 12_201,
+    "core": 12_200,
     "the package": 48_934,
 }  # too large today: these may only shrink
 

@@ -48,8 +48,6 @@ def messages(name: str, p: int, m: int, v: int = 2, slices: int = 2) -> int:
     chunks; 2 (p - 1) along a V, whose middle border is inside a rank.
     """
     name = find(name).name
-    if p == 1:
-        return 0
     borders = dict.fromkeys(("interleaved", "breadth_first"), v * p - 1)
     borders |= dict.fromkeys(("zb_v", "dualpipe_v"), 2 * (p - 1))
-    return 2 * m * borders.get(name, p - 1) * (slices if name == "terapipe" else 1)
+    return (p > 1) * 2 * m * borders.get(name, p - 1) * (slices if name == "terapipe" else 1)
