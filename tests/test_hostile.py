@@ -22,7 +22,6 @@ from gpt2lab.classroom.submission import Answer, Unreadable, read_answers, touch
 pytestmark = pytest.mark.live
 ROOT = Path(__file__).parents[1]
 LIMITS = sandbox.Limits(seconds=5.0, gib=1.0)
-HALF = "def half(x):\n    return x / 2\n"
 ODD = {  # student -> (what stands before the answer, the answer's body, words of the verdict)
     "star": ("", "    from math import *\n    return x / 2", "import * only allowed at module level"),
     "global": ("", "    x = 1\n    global x\n    return 2", "parameter and global"),
