@@ -9,10 +9,12 @@ import os
 import random
 import sys
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import psutil
 
-from gpt2lab.classroom import NOTEBOOKS, lessons_named
+from gpt2lab.classroom import NOTEBOOKS, grade, lessons_named
+from gpt2lab.classroom.reading import read_apart
 from gpt2lab.lessons.answers import exercises
 from gpt2lab.lessons.desk import split
 from gpt2lab.lessons.source import read_lesson
@@ -187,6 +189,24 @@ def make(of, folder):
     (folder / "link.ipynb").symlink_to(folder / "good.ipynb")
     (folder / "nowhere.ipynb").symlink_to(folder / "not there")
     os.truncate(os.open(folder / "huge.ipynb", os.O_CREAT | os.O_WRONLY), 5 * 2**30)
+
+
+def together(files, of, limits, hide=()):
+    """{student: result} as `graded` gives it, but one sandbox tries the answers of all: to start one takes seconds."""
+    read = {path: read_apart(path, of) for path in files.values()}
+    given = [
+        (path, i)
+        for path, (parts, _) in read.items()
+        for i, part in enumerate(parts)
+        if part.text is not None
+    ]
+    tried = grade._tried({n: read[path][0][i] for n, (path, i) in enumerate(given)}, of, limits, hide)
+    results = {}
+    for student, path in files.items():
+        own = Mock(return_value={i: tried[n] for n, (where, i) in enumerate(given) if where == path})
+        with patch.multiple(grade, read_apart=Mock(return_value=read[path]), _tried=own):
+            results[student] = grade.graded(path, of, limits)
+    return results
 
 
 def a_class(of, folder, count=30):

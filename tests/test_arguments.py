@@ -1,19 +1,14 @@
 """Every argument of what a notebook calls, at odd values: it is taken where it means something, or refused in words."""
 
-import ast
-import importlib
 import inspect
 import math
 import re
 import shutil
 import typing
 from itertools import islice
-from pathlib import Path
 
 import pytest
-import test_numbers
 import torch
-from test_numbers import ROOMS
 
 from gpt2lab.corpus.batches import Batches
 from gpt2lab.corpus.loaders import InOrder, steps_per_epoch
@@ -460,7 +455,7 @@ def test_odd_arguments_mean_something_or_are_refused_in_one_sentence(
 SHOWN = "a lesson shows its text, and runs what is made of it"
 CALLED = "the search calls it for every choice, millions of times; the problem has been looked at"
 MADE = "made by the thousand; who takes it looks at it"
-UNTRIED = {  # what a lesson names and no odd value is given to, and why
+UNTRIED = {  # what is public and no odd value is given to, here or in `test_public_calls`, and why
     "balance.ChainStage": MADE,
     "schedule.Op": MADE,
     "layout.Layout": "made by the thousand; its parse, named and whole, which take what is typed, are tried",
@@ -471,39 +466,8 @@ UNTRIED = {  # what a lesson names and no odd value is given to, and why
     "search.every_pipeline": CALLED,
     "search.every_plan": CALLED,
     "search.Planner": SHOWN,
-    "search.stages_of": "tried in test_public_calls",
-    "balance.pipedream_stage": "tried in test_public_calls",
-    "products.multiply": "tried in test_public_calls",
     "seconds.RankOnCluster": SHOWN,
     "cores.Cores": SHOWN,
     "run_staged.StageRunner": SHOWN,
     "gpt2.plain_attention": "torch looks at tensors, and a window is refused",
 }
-
-
-def named_in_lessons():
-    """(module and name, object) of what lessons and README name of the four rooms: functions and classes to call."""
-    rooms = tuple(room.__name__ for room in ROOMS)
-    for path in (Path(__file__).parents[1] / "notebooks/src").glob("*.py"):
-        tree, known = ast.parse(path.read_text()), {}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module.startswith("gpt2lab"):
-                home = importlib.import_module(node.module)
-                for one in node.names:
-                    if not hasattr(home, one.name):
-                        importlib.import_module(f"{node.module}.{one.name}")
-                    known[one.asname or one.name] = getattr(home, one.name)
-        parts = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)]
-        parts = [n for n in parts if inspect.ismodule(known.get(n.value.id))]
-        found = [getattr(known[n.value.id], n.attr, None) for n in parts]
-        for one in [*known.values(), *found]:
-            called = inspect.isfunction(one) or inspect.isclass(one) and not issubclass(one, BaseException)
-            if called and one.__module__.startswith(rooms):
-                yield f"{one.__module__.rpartition('.')[2]}.{one.__name__}", one
-
-
-def test_what_lessons_name_is_tried_at_odd_values_or_has_a_reason_not_to_be():
-    plain = lambda call: inspect.unwrap(call) if inspect.isfunction(call) else call
-    tried = {plain(call) for call, _ in CALLS} | {plain(call) for call, _ in test_numbers.FUNCTIONS.values()}
-    untried = {name for name, one in named_in_lessons() if plain(one) not in tried}
-    assert untried == set(UNTRIED)

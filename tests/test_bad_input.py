@@ -30,10 +30,9 @@ from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Axis
 from gpt2lab.reference import CONFIG
 from gpt2lab.run import Options, _append, read_log
-from gpt2lab.sharding import layout, operators
+from gpt2lab.sharding import operators
 from gpt2lab.sharding.gpt2 import captured_gpt2
 from gpt2lab.storage import huggingface
-from gpt2lab.tasks.check import races
 from gpt2lab.train import Recipe
 
 LAPTOP = CLUSTERS["laptop"]
@@ -114,7 +113,6 @@ SENSELESS = {  # each was answered with a wrong value, an error of Python's, or 
     "bounds beyond the layers": (lambda: balance.slowest([1, 2], [0, 5]), "Use rising ones, 0 to 2"),
     "bytes below zero": (lambda: scale.equal_parts(-5, 2), "size = -5 does not fit"),
     "no parts": (lambda: scale.equal_parts(5, 0), "parts = 0 does not fit"),
-    "a ring of no bytes": (lambda: list(scale.ring_sum(4, -5)), "does not fit"),
     "outputs that are missing": (lambda: alpa.cluster_bounds([1, 2], [1], 1), "2 operators have 1 outputs"),
     "operators below zero": (lambda: alpa.count_pipelines(-1, 4, 2, 1), "operators = -1 does not fit"),
     "a sequence beyond the model": (
@@ -122,13 +120,10 @@ SENSELESS = {  # each was answered with a wrong value, an error of Python's, or 
         "Sequences of 1000000000 tokens do not fit",
     ),
     "experts in no layer": (lambda: GPT2Config(n_layer=2, experts=Experts(every=5)), "every = 2 or less"),
-    "no task graph": (lambda: races(None), "graph = None does not fit races"),
-    "no problem": (lambda: placement.list_schedule(None), "problem = None does not fit"),
     "too many placements": (lambda: placement.exhaustive_placement(placing("gpt2", 4)), "take too long"),
     "a search without end": (lambda: placement.branch_and_bound(placing("gpt2-xl", 4)), "Use list_schedule"),
     "more devices than any": (lambda: LAPTOP.with_devices(10**12), "devices = 1000000000000 does not fit"),
     "a graph beyond the model": (lambda: captured_gpt2(PRESETS["nano"], 2, 10**6), "Use at most the model's"),
-    "a length below zero": (lambda: layout.span(-1, "x", {"x": 2}, {"x": 0}), "length = -1 does not fit"),
 }
 
 

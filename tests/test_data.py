@@ -50,8 +50,8 @@ def test_replicas_stay_the_same_bits(pools):
             trainer.step(batch)
         return trainer.parallel.weights()
 
-    for form in ("bucket", "servers"):
-        first, *others = run(pools, train, f"dp=3,data={form}")
+    for how in ("data=bucket", "data=servers", "zero=1", "zero=2", "zero=3"):
+        first, *others = run(pools, train, f"dp=3,{how}")
         assert all(torch.equal(first[n], other[n]) for other in others for n in first)
 
 

@@ -23,11 +23,39 @@ LESSONS = ["08", *SLOW]
 LIMITS = sandbox.Limits(seconds=3.0, gib=1.0)
 
 
+ALIKE = [
+    "blank",
+    "forgotten",
+    "raises",
+    "sleeps deaf",
+    "kills",
+    "leaves",
+    "says pass",
+    "long words",
+    "helper inside",
+]
+ALIKE += [
+    "constant",
+    "magic",
+    "syntax",
+    "stops the cell",
+    "bad decorator",
+    "stripped",
+    "duplicated",
+    "helper elsewhere",
+]
+ALIKE += ["old outputs", "deleted"]
+"""Students whose answers one sandbox tries, as if they were one student's."""
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """A folder with the made-up lesson, and the class's notebooks in `class`."""
+    """A folder with the made-up lesson, and the class's notebooks in `class`; those that are `ALIKE` lie in `alike`."""
     folder = tmp_path_factory.mktemp("graded")
     submissions.make(submissions.lesson(folder), folder / "class")
+    (folder / "alike").mkdir()
+    for student in ALIKE:
+        (folder / "class" / f"{student}.ipynb").rename(folder / "alike" / f"{student}.ipynb")
     return folder
 
 
@@ -50,6 +78,13 @@ def results(home):
     """The class's results by student, from one call."""
     assert call(home, "class", "--jobs", "4") == 0
     return {r["student"]: r for r in report.known_results(home / "grades.csv", "07_halves")}
+
+
+@pytest.fixture(scope="module")
+def alike(home):
+    """The results of those who are `ALIKE`, by student."""
+    files = {student: home / "alike" / f"{student}.ipynb" for student in ALIKE}
+    return submissions.together(files, submissions.lesson(home), LIMITS)
 
 
 LATE, GONE = "no end after 3 s", "the process that ran your code ended in the middle of it"
@@ -100,12 +135,15 @@ UNREAD = {
 
 
 @pytest.mark.parametrize("student", DUE)
-def test_every_student_gets_the_verdict_that_is_due_and_the_other_exercise_is_graded_too(results, student):
-    half, third = results[student]["exercises"]
+def test_every_student_gets_the_verdict_that_is_due_and_the_other_exercise_is_graded_too(
+    results, alike, student
+):
+    result = (results | alike)[student]
+    half, third = result["exercises"]
     status, words = DUE[student]
     assert half["status"] == status and words in half["words"], half
     assert (half["words"] == "") == (status == "PASS") and len(half["words"]) <= 600
-    assert third["status"] == "PASS" and not results[student]["error"], third
+    assert third["status"] == "PASS" and not result["error"], third
 
 
 @pytest.mark.parametrize("student", UNREAD)
@@ -116,13 +154,14 @@ def test_what_is_no_notebook_of_the_lesson_is_told_in_a_sentence(results, studen
 
 def test_nobody_is_forgotten_and_nobody_added(results):
     where_it_matters = {"patches", "writes", "spies"}
-    assert set(results) == set(DUE) | set(UNREAD) | where_it_matters
+    assert set(results) | set(ALIKE) == set(DUE) | set(UNREAD) | where_it_matters
 
 
-def test_an_answer_that_names_its_judge_is_shown_to_the_teacher(results):
+def test_an_answer_that_names_its_judge_is_shown_to_the_teacher(results, alike):
     named = ["desk.verdict =", "gpt2lab.lessons.desk"]
     assert results["patches"]["notes"] == [f"half: look at this answer, it names {name}" for name in named]
-    noted = {student for student, r in results.items() if any("look at" in note for note in r["notes"])}
+    everybody = (results | alike).items()
+    noted = {student for student, r in everybody if any("look at" in note for note in r["notes"])}
     assert noted == {"patches", "own check", "loops", "sleeps deaf", "gigabyte", "exits"}
     assert results["loops"]["notes"] == [
         "half: look at this answer, it did not end; on a busy machine try --seconds 9"
@@ -170,14 +209,14 @@ def test_an_answer_sees_and_changes_no_other(results, home):
     assert (home / "class" / "good.ipynb").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("student", ["good", "exits", "bomb", "detached", "hog"])
-def test_without_namespaces_the_limits_hold_and_a_sentence_says_what_does_not(home, student, monkeypatch):
+def test_without_namespaces_the_limits_hold_and_a_sentence_says_what_does_not(home, monkeypatch):
     monkeypatch.setattr(sandbox, "isolated", lambda: False)
     assert "could use the network" in sandbox.sentence()
-    of = submissions.lesson(home)
-    half, third = grading.graded(home / "class" / f"{student}.ipynb", of, LIMITS)["exercises"]
-    status, words = DUE[student]
-    assert half["status"] == status and words in half["words"] and third["status"] == "PASS"
+    files = {s: home / "class" / f"{s}.ipynb" for s in ("good", "exits", "bomb", "detached", "hog")}
+    for student, result in submissions.together(files, submissions.lesson(home), LIMITS).items():
+        half, third = result["exercises"]
+        status, words = DUE[student]
+        assert half["status"] == status and words in half["words"] and third["status"] == "PASS", student
     assert not submissions.alive(submissions.SLEEPER)
 
 

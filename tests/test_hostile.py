@@ -22,7 +22,6 @@ from gpt2lab.classroom.submission import Answer, Unreadable, read_answers, touch
 pytestmark = pytest.mark.live
 ROOT = Path(__file__).parents[1]
 LIMITS = sandbox.Limits(seconds=5.0, gib=1.0)
-HALF = "def half(x):\n    return x / 2\n"
 ODD = {  # student -> (what stands before the answer, the answer's body, words of the verdict)
     "star": ("", "    from math import *\n    return x / 2", "import * only allowed at module level"),
     "global": ("", "    x = 1\n    global x\n    return 2", "parameter and global"),
@@ -54,10 +53,11 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
-    """The made-up lesson, one good student, and odd ones beside."""
+    """The made-up lesson; in `class` a good student, odd files and two odd answers, in `alike` all odd answers."""
     folder = tmp_path_factory.mktemp("odd")
     of, place = submissions.lesson(folder), folder / "class"
     place.mkdir()
+    (folder / "alike").mkdir()
     plain = json.loads(json.dumps(of.notebook(student=False)))
     (half,) = (c for c in plain["cells"] if "def half" in c["source"])
     solved = half["source"]
@@ -65,7 +65,9 @@ def home(tmp_path_factory):
     for name, (before, body, _) in ODD.items():
         half["source"] = solved.replace("    return x / 2", body)
         extra = {"cell_type": "code", "metadata": {}, "source": before}
-        (place / f"{name}.ipynb").write_text(json.dumps(plain | {"cells": [*plain["cells"], extra]}))
+        odd = json.dumps(plain | {"cells": [*plain["cells"], extra]})
+        for of_all in ("alike", "class")[: 1 + (name in ("surrogate", "forges"))]:
+            (folder / of_all / f"{name}.ipynb").write_text(odd)
     os.mkfifo(place / "fifo.ipynb")
     (place / "folder.ipynb").mkdir()
     for name in (
@@ -85,18 +87,23 @@ def words(home, *more):
     return ["grade", "07", *where, "--seconds", "5", "--memory", "1", *more]
 
 
-def test_no_odd_notebook_touches_another_students_result(home, capsys):
-    assert cli.main(words(home)) == 0
-    assert "\x1b[2J" not in capsys.readouterr().out
-    found = {r["student"]: r for r in report.known_results(home / "grades.csv", "07_halves")}
-    assert set(found) == {"good", *ODD, *FILES}
-    assert [e["status"] for e in found["good"]["exercises"]] == ["PASS", "PASS"]
+def test_no_odd_answer_touches_another_ones_verdict(home):
+    files = {name: home / "alike" / f"{name}.ipynb" for name in ODD}
+    found = submissions.together(files, submissions.lesson(home), LIMITS)
     for name, (*_, due) in ODD.items():
         half, third = found[name]["exercises"]
         assert due in half["words"] and (half["status"] == "PASS") == (not due), (name, half)
         assert third["status"] == "PASS", (name, third)
+
+
+def test_no_odd_notebook_touches_another_students_result(home, capsys):
+    assert cli.main(words(home)) == 0
+    assert "\x1b[2J" not in capsys.readouterr().out
+    found = {r["student"]: r for r in report.known_results(home / "grades.csv", "07_halves")}
+    assert set(found) == {"good", "surrogate", "forges", *FILES}
     for name, due in FILES.items():
         assert due in found[name]["error"], name
+    assert [e["status"] for e in found["good"]["exercises"]] == ["PASS", "PASS"]
     table = (home / "grades.csv").read_text()
     assert (
         "\n'=HYPERLINK(1),0,2" in table and "\x1b" not in table and len(table.splitlines()) == len(found) + 1

@@ -351,7 +351,7 @@ def test_an_illegal_layout_is_refused():
 # --- beside PyTorch's DTensor
 
 
-PAIRS = 300 if "SLOW" in os.environ else 120
+PAIRS = 300 if "SLOW" in os.environ else 48
 
 
 def test_dtensor_never_sends_less_and_each_difference_has_a_reason(pools):

@@ -13,9 +13,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import jupytext
-import nbformat
-
 from .environment import YOUR_TURN
 
 BLANK = f'raise NotImplementedError("{YOUR_TURN}")'
@@ -77,6 +74,8 @@ class Lesson:
 
     def notebook(self, student: bool):
         """The notebook without outputs; `student` leaves the exercises blank."""
+        import nbformat  # a second or two, which a process that only reads a student's notebook does not need
+
         cells = []
         for cell in self.cells:
             if "wrong" in cell.tags or ("hint" in cell.tags and not student):
@@ -110,6 +109,8 @@ def read_lesson(path) -> Lesson:
 
     Raises ValueError when a tag is unknown, a marker has no partner, or a solution is outside an exercise.
     """
+    import jupytext
+
     path = Path(path)
     cells, seen = [], {}
     for raw in jupytext.reads(path.read_text(), fmt="py:percent").cells:

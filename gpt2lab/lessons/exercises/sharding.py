@@ -92,12 +92,13 @@ next_round = Task(
 """Exercise: what one round of propagation decides, on the einsums of an MLP, forward and backward."""
 
 
+_captured = cache(captured_gpt2)  # seconds, where every call is looked at
 MEGATRON = {"wte.weight": "vocab:x", "h.*.attn.c_proj.weight": "heads:x", "h.*.mlp.c_fc.weight": "ff:x"}
 
 
 def _sends(marks: dict[str, str]) -> dict:
     """What the program that these marks make has cut, and what it sends."""
-    graph = captured_gpt2(GPT2Config(vocab_size=37, n_positions=8, n_layer=2, n_head=4, n_embd=8), 3, 5)
+    graph = _captured(GPT2Config(vocab_size=37, n_positions=8, n_layer=2, n_head=4, n_embd=8), 3, 5)
     program = partition(graph, propagate(graph, _a_dict(marks), mesh := {"x": 2}), mesh)
     cut = ("wte.weight", "h.1.attn.c_attn.weight", "h.1.mlp.c_fc.weight")
     kinds = [kind for kind, _, _ in program.changes()]
@@ -155,11 +156,9 @@ AXES, ROOM, BAR, BEST = {"x": 2, "y": 2}, 0.3, 200, 179.5
 """The puzzle: the mesh, the share of the weights for which a rank has room, the bar, the least of 600 sets of marks."""
 
 
-@cache
 def puzzle():
     """The graph of a GPT-2 of one layer on 4 x 8 tokens."""
-    config = GPT2Config(vocab_size=40, n_positions=16, n_layer=1, n_head=4, n_embd=16)
-    return captured_gpt2(config, 4, 8)
+    return _captured(GPT2Config(vocab_size=40, n_positions=16, n_layer=1, n_head=4, n_embd=16), 4, 8)
 
 
 def _a_dict(marks) -> dict:
