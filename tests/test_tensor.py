@@ -4,6 +4,7 @@ from argparse import Namespace
 from contextlib import ExitStack
 
 import pytest
+import tensor_cases
 import torch
 import torch.nn.functional as F
 from planting import all_planted, is_noticed, planted
@@ -141,7 +142,7 @@ def test_bytes_of_an_empty_shard_are_counted(pools):
 ON = (
     sequence,
     "apply_sequence",
-    lambda right: lambda model, *how: (right(model, *how), rings.apply_rings(model)),
+    lambda right: lambda model, *how: (right(model, *how), tensor_cases.apply_rings(model)),
 )
 
 
@@ -212,7 +213,11 @@ def weights_of_the_last_part_alone(right):
 BUGS = {
     "a part is lost": (rings, "gathered", one_hop_less),
     "the own term counts twice": (rings, "scattered", own_term_twice),
-    "some tokens give the weight no gradient": (rings, "weight_gradients", weights_of_the_last_part_alone),
+    "some tokens give the weight no gradient": (
+        tensor_cases,
+        "weight_gradients",
+        weights_of_the_last_part_alone,
+    ),
 }
 
 
@@ -227,7 +232,7 @@ def test_a_linear_layer_without_bias_has_no_gradient_of_one(pools):
 
         axis = Mesh(tp=world_size)["tp"]
         x, w = torch.ones(1, 2, 3, requires_grad=True), torch.ones(4, 3, requires_grad=True)
-        rings.GatheredProduct.apply(x, w, None, axis, [2] * world_size).sum().backward()
+        tensor_cases.GatheredProduct.apply(x, w, None, axis, [2] * world_size).sum().backward()
         return x.grad.sum().item(), w.grad.sum().item()
 
     assert pools[2].run(run) == [(48, 48)] * 2

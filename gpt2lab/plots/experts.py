@@ -8,6 +8,8 @@ from matplotlib.patches import FancyArrowPatch
 from .forms import cell, name_columns, name_rows, rectangle, text_at
 from .style import COLORS, HUES, THINGS, figure, rank_color
 
+MEAN_OF = 10  # steps of a running mean
+
 
 def flow():
     """Tokens of two ranks on their way to four experts; what crosses between the ranks is what travels."""
@@ -74,7 +76,7 @@ def by_letter(experts: Mapping[str, np.ndarray], letters):
 
 
 def loads(histories: Mapping[str, np.ndarray]):
-    """Each expert's share of the choices, a running mean over 10 steps, one panel a way to balance.
+    """Each expert's share of the choices, a running mean over MEAN_OF steps, one panel a way to balance.
 
     The even share is dashed.
     """
@@ -91,13 +93,13 @@ def loads(histories: Mapping[str, np.ndarray]):
 
 
 def _running_mean(values):
-    """Steps and the means of the 10 values up to each."""
-    mean = np.convolve(values, np.full(10, 0.1), "valid")
-    return np.arange(len(mean)) + 10, mean
+    """Steps and the means of the values up to each."""
+    mean = np.convolve(values, np.full(MEAN_OF, 1 / MEAN_OF), "valid")
+    return np.arange(len(mean)) + MEAN_OF, mean
 
 
 def running_losses(curves: Mapping[str, Sequence[Sequence[float]]], tokens: int):
-    """Training losses of several runs a name against tokens seen, each a running mean over 10 steps."""
+    """Training losses of several runs a name against tokens seen, each a running mean over MEAN_OF steps."""
     fig, ax = figure(8, 3)
     for i, (name, runs) in enumerate(curves.items()):
         for j, curve in enumerate(runs):

@@ -9,8 +9,6 @@ from .style import COLORS, THINGS, figure, rank_color, variant
 
 PARTS = dict(zip(("weights", "gradients", "optimizer"), THINGS[:1:-1], strict=True))
 STAGES = {0: "replicas", 1: "stage 1", 2: "stage 2", 3: "stage 3"}
-FIRST = {"weights": (2, 3), "gradients": (2, 2), "optimizer": (12, 1)}
-"""Bytes a parameter with 16-bit weights and Adam, and the first stage that shares them out."""
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
@@ -28,20 +26,13 @@ def bars(stages: dict[str, dict[str, float]], unit: str, live: dict[str, float] 
     return fig
 
 
-def figure_1(billions: float, ranks: int) -> Figure:
-    """Figure 1 of the paper: bytes a rank holds in each stage (Rajbhandari et al. 2020)."""
-    size = lambda stage, b, first: b * 1e9 * billions / (ranks if stage >= first else 1)
-    held = lambda stage: {kind: size(stage, *how) for kind, how in FIRST.items()}
-    return bars({name: held(stage) for stage, name in STAGES.items()}, "GB")
-
-
-def who_holds_what(ranks: int) -> Figure:
-    """Weights, gradients and optimizer state on every rank, whole or its own slice, in each stage."""
+def who_holds_what(held: dict[int, dict[str, float]], ranks: int) -> Figure:
+    """Weights, gradients and optimizer state on every rank, whole or its own slice: `held[stage][kind]` bytes each."""
     fig, axes = figure(8, 2.6, len(STAGES), ranks, sharex=True, sharey=True)
     for stage, row in zip(STAGES, axes, strict=True):
         for rank, ax in enumerate(row):
             for place, (kind, color) in enumerate(PARTS.items()):
-                tall, sliced = FIRST[kind][0] ** 0.5, stage >= FIRST[kind][1]
+                tall, sliced = held[0][kind] ** 0.5, held[stage][kind] < held[0][kind]
                 part = (1 - (rank + 1) / ranks, 1 / ranks) if sliced else (0, 1)
                 ax.bar(place, tall, 0.8, color="white", edgecolor="#DDDDDD")
                 ax.bar(place, part[1] * tall, 0.8, part[0] * tall, color=color, label=kind)

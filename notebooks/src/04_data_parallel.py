@@ -27,7 +27,7 @@ from gpt2lab.parallel.zero import costs
 from gpt2lab.plots import data as plots
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.processes.launch import Ranks
-from gpt2lab.ranks import comm
+from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.verify import verify
 
@@ -55,9 +55,7 @@ def train(rank, world_size):
     for step in range(8):
         batch = batches.at(step)
         mine = batch.rows(rank, world_size)  # 1: other rows on every rank
-        loss = (
-            model.loss(model(mine.tokens), mine.targets) / batch.total
-        )  # 2: over the *global* number of tokens
+        loss = model.loss(model(mine.tokens), mine.targets) / batch.total  # 2: over the tokens of *all*
         optimizer.zero_grad()
         loss.backward()
         for p in model.parameters():
@@ -131,10 +129,13 @@ bugs = {
     "weights averaged": {"summed": own, "updated": average},
     "lost rows": {"rows": replicas.cut_off},  # the first rows // ranks of each rank
 }
-runs_of = {
-    bug: four.run(replicas.train, batches, lambda: GPT2(config), **wrong) for bug, wrong in bugs.items()
-}
-rows = [(bug, *replicas.seen_in(found, serial_weights)) for bug, found in runs_of.items()]
+rows = []
+for bug, wrong in bugs.items():
+    found = four.run(replicas.train, batches, lambda: GPT2(config), **wrong)
+    first, *_, last = replicas.over_ranks(found)
+    off, versions = replicas.distance(found[0][2], serial_weights), {digests[-1] for _, digests, _ in found}
+    same = "same" if len(versions) == 1 else f"{len(versions)} versions"
+    rows.append((bug, f"{first:.2f} to {last:.2f}", same, "equal" if off < 1e-12 else f"off by {off:.0e}"))
 table(rows, ["bug", "sum of losses", "replicas", "weights against serial"])
 
 # %% [markdown]
@@ -245,9 +246,8 @@ eight = replicas.shakespeare_rows(8).at(0)
 for form, size in (("naive", 0), ("bucket", 16 << 10)):
     seen = four.run(lab.message_sizes, f"dp=4,data={form},bucket=16", config, eight)
     same = all(seen[r] == costs.messages_sent(GPT2(config), size, 4, r) for r in range(4))
-    print(
-        f"{form:6} {len(seen[0]):2} messages of {min(seen[0]):,} to {max(seen[0]):,} bytes, by formula: {same}"
-    )
+    sizes = f"{min(seen[0]):,} to {max(seen[0]):,} bytes"
+    print(f"{form:6} {len(seen[0]):2} messages of {sizes}, by formula: {same}")
 with torch.device("meta"):
     large = list(GPT2(GPT2Config()).to(torch.float32).parameters())
 in_buckets = [4 * sum(p.numel() for p in one) for one in data.into_buckets(large, 25 << 20)]
@@ -326,7 +326,10 @@ print(verify("dp=2,data=naive", ranks=two), verify("dp=4,bucket=1", ranks=four),
 show_source(costs.backward_and_sums)
 
 # %% tags=["measured"]
-seen = lab.paced_sums(two)
+seen = {}
+for how in ((1, False), (1, True), (2, True), (4, True), (8, True)):  # layers a bucket, overlap
+    took, spans = zip(*two.run(lab.backward, *how), strict=True)
+    seen[how] = max(took), trace.merge(spans)
 for how, name in {(1, False): "naive", (2, True): "overlapped, two layers a bucket"}.items():
     fig = timeline(seen[how][1], title=name, clock="paced")
     fig.axes[0].set_xlim(0, 1e3 * seen[1, False][0])
@@ -414,9 +417,7 @@ show(
 formula = costs.bucket_bytes_sent(GPT2(config), 16 << 10, 4, 0)
 for micro in (1, 2):
     messages = four.run(lab.message_sizes, f"dp=4,bucket=16,micro={micro}", config, eight)[0]
-    print(
-        f"{micro} micro-batches: {sum(messages):,} bytes in {len(messages)} all-reduces; formula {formula:,}"
-    )
+    print(f"{micro} micro-batches: {sum(messages):,} bytes in {len(messages)} sums; formula {formula:,}")
 
 # %% [markdown]
 # **Bug: the hook that misses accumulated micro-batches.** A reducer that sends in the *first* backward and never
@@ -434,9 +435,7 @@ def sends_once(rank, world_size):
 
 
 print("replicas agree:", replicas.distance(*two.run(sends_once)) < 1e-12)
-print(
-    "the package, told too early that the last one begins:", two.run(lab.too_early, config, batches.at(0))[0]
-)
+print("the package, told of the last one too early:", two.run(lab.too_early, config, batches.at(0))[0])
 
 # %% [markdown]
 # PyTorch's `DistributedDataParallel` has buckets, hooks, overlap, and `no_sync` (common mistakes with it: lesson 18).

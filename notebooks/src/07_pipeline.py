@@ -898,7 +898,7 @@ class Kept:
 
 
 def most_kept(order, recompute):
-    model, batch, held = gpt2(), example_batch(config, rows=8, length=16).micro(8), {}
+    model, batch, held, most = gpt2(), example_batch(config, rows=8, length=16).micro(8), {}, 0
     weights = [Kept(p.data) for p in model.parameters()]  # counted once, before the peak
     Kept.most = before = Kept.now
 
@@ -911,18 +911,19 @@ def most_kept(order, recompute):
             x = torch.ones(1, 16, config.n_embd, dtype=torch.float64, requires_grad=True)
             with torch.set_grad_enabled(not recompute):
                 held[i] = Kept(x), forward(x, i)
+            most = max(most, len(held))
         else:
             x, y = held.pop(i)
             y = forward(x.tensor, i) if recompute else y
             y.backward(torch.ones_like(y))
             del x, y
-    return (Kept.most - before) / 1024, len(weights)
+    return most, f"{(Kept.most - before) / 1024:.0f} KiB", len(weights)
 
 
 rows = []
 for name, of_rank in {"GPipe": gpipe_order, "1F1B": order}.items():
-    peaks = [f"{most_kept(of_rank(1, 4, 8), again)[0]:.0f} KiB" for again in (False, True)]
-    rows.append((f"{name}, rank 1", {"GPipe": 8, "1F1B": 3}[name], *peaks))
+    (most, whole, _), (_, inputs, _) = (most_kept(of_rank(1, 4, 8), again) for again in (False, True))
+    rows.append((f"{name}, rank 1", most, whole, inputs))
 table(rows, ["schedule, 4 ranks, 8 micro-batches", "held", "everything kept", "inputs only, one rebuilt"])
 
 # %% [markdown]

@@ -18,7 +18,7 @@ from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import context as exercises
 from gpt2lab.lessons.labs import context as lab
 from gpt2lab.lessons.labs import recorded, thresholds
-from gpt2lab.lessons.labs.instruments import asleep, begin, kept_for_backward
+from gpt2lab.lessons.labs.instruments import asleep, begin, kept_for_backward, seconds_of
 from gpt2lab.lessons.player import play
 from gpt2lab.model import GPT2, PRESETS, GPT2Config, causal_attention
 from gpt2lab.parallel.context import attention, borrow, costs, tiles
@@ -60,8 +60,6 @@ show(
     "24 tokens on three ranks, in the four layouts of this lesson.",
     "Four strips of 24 cells coloured by owner: slices, unequal slices, stripes, and mirrored chunks",
 )
-
-# %%
 table(
     [(name, *(" ".join(map(str, mine)) for mine in layout(name, 11, 3).positions)) for name in LAYOUTS],
     ["11 tokens", "rank 0", "rank 1", "rank 2"],
@@ -467,6 +465,20 @@ for name in names:
     over = ", ".join(f"{kernel} {float(costs.imbalance(of)):.3f}" for kernel, of in loads.items())
     print(f"{name:11} busiest over the mean: {over};", end=" ")
     print("million pairs forward:", [round(pairs / 1e6, 2) for pairs in loads["forward"]])
+
+
+# %% tags=["measured"]
+def fastest(queries, keys, count=20):
+    x = torch.randn(1, 8, 1024, 32)  # 1024 queries of a rank, or as many keys
+    attention.work.clear()
+    seconds = min(seconds_of(lambda: attention.block_forward(None, x, x, x, queries, keys), count, warmup=0))
+    return f"{attention.work['forward'] / count / 8e6:.2f} million pairs, {1e3 * seconds:.0f} ms"
+
+
+print("one slice with itself, a triangle:", fastest(range(1024), range(1024)))
+print("the second slice with the first, a square:", fastest(range(1024, 2048), range(1024)))
+print("interleaved, a triangle:", fastest(range(1, 2048, 2), range(0, 2048, 2)))
+print("zigzag, a rectangle:", fastest([*range(512), *range(1536, 2048)], range(512, 1536)))
 
 # %% [markdown]
 # Interleaving is balanced, yet both ranks are as slow as the slower one with slices; only zigzag gains. With slices

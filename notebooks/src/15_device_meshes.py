@@ -602,99 +602,206 @@ for trains, samples in (
 # %% [markdown]
 # Gathering all on four ranks would send three models.
 #
-# **Exercise.** Who sends what? A vector lies in stretches on ranks; several may have the same one. Each wants another.
+# **Exercise.** Who sends what? A vector lies in stretches on live ranks; several may have the same one. Each wants
+# another, and is sent what it lacks, once.
 
 
 # %% tags=["exercise"]
-def messages(have, want):
-    """[(from rank, to rank, start, stop)]; have and want hold one stretch (start, stop) a rank."""
+def messages(mine, have, want, axis):
+    """The stretch `want[axis.rank]`; `mine` is `have[axis.rank]`. Both list a (start, stop) for each rank."""
     ### BEGIN SOLUTION
-    found = []
-    for to, (first, last) in enumerate(want):
+    plan = []
+    for to, (low, high) in enumerate(want):
         for start, stop in sorted(set(have)):
-            low, high = max(first, start), min(last, stop)
-            if low < high and have[to] != (start, stop):
-                found.append((have.index((start, stop)), to, low, high))
-    return found
+            if max(low, start) < min(high, stop):
+                source = to if have[to] == (start, stop) else have.index((start, stop))
+                plan.append((source, to, max(low, start), min(high, stop)))
+    part = lambda i, j: mine[i - have[axis.rank][0] : j - have[axis.rank][0]]
+    going = [comm.isend(part(i, j), axis, to) for source, to, i, j in plan if source == axis.rank != to]
+    parts = [
+        part(i, j) if to == source else comm.irecv(mine.new_empty(j - i), axis, source).wait()
+        for source, to, i, j in plan
+        if to == axis.rank
+    ]
+    for handle in going:
+        handle.wait()
+    return torch.cat(parts)
     ### END SOLUTION
 
 
 check("who sends what", exercises.messages, messages)
 
 # %% [markdown] tags=["hint"]
-# Take each rank's wish and each *different* stretch that somebody has: what have the two in common, and who need not
-# be sent that?
+# All ranks know `have` and `want`, so each can list all messages, alike. Take each rank's wish and each *different*
+# stretch that somebody has: what have the two in common, who sends it, and who need not be sent that?
+
+# %% [markdown] tags=["hint"]
+# Begin all sends with `comm.isend`, receive with `comm.irecv(like, axis, source).wait()`, then wait for the sends.
 
 
 # %% tags=["wrong"]
-# FAIL: is sent to itself
-# MISTAKE: What a rank has already is sent as well, by the rank to itself.
-def messages(have, want):
-    found = []
-    for to, (first, last) in enumerate(want):
+# FAIL: Nearly all numbers travel to every rank, which lacks only a few
+# MISTAKE: All stretches are gathered on every rank, which cuts out its own: right, and by another way than asked.
+def messages(mine, have, want, axis):
+    sizes = [stop - start for start, stop in have]
+    gathered, whole = comm.all_gather(mine, axis, 0, sizes), mine.new_zeros(max(stop for _, stop in have))
+    for (start, stop), part in zip(have, gathered.split(sizes), strict=True):
+        whole[start:stop] = part
+    return whole[slice(*want[axis.rank])]
+
+
+# %% tags=["wrong"]
+# FAIL: What a rank has already is sent to it as well
+# MISTAKE: The first who has a stretch sends it to all who want it: the right numbers, and more bytes than needed.
+def messages(mine, have, want, axis):
+    plan = []
+    for to, (low, high) in enumerate(want):
         for start, stop in sorted(set(have)):
-            low, high = max(first, start), min(last, stop)
-            if low < high:
+            if max(low, start) < min(high, stop):
+                plan.append((have.index((start, stop)), to, max(low, start), min(high, stop)))
+    part = lambda i, j: mine[i - have[axis.rank][0] : j - have[axis.rank][0]]
+    going = [comm.isend(part(i, j), axis, to) for source, to, i, j in plan if source == axis.rank != to]
+    parts = [
+        part(i, j) if to == source else comm.irecv(mine.new_empty(j - i), axis, source).wait()
+        for source, to, i, j in plan
+        if to == axis.rank
+    ]
+    for handle in going:
+        handle.wait()
+    return torch.cat(parts)
+
+
+# %% tags=["wrong"]
+# FAIL: the ranks wait for each other for ever
+# MISTAKE: Each rank sends first and receives then, and `send` returns only when somebody receives.
+def messages(mine, have, want, axis):
+    plan = []
+    for to, (low, high) in enumerate(want):
+        for start, stop in sorted(set(have)):
+            if max(low, start) < min(high, stop):
                 source = to if have[to] == (start, stop) else have.index((start, stop))
-                found.append((source, to, low, high))
-    return found
+                plan.append((source, to, max(low, start), min(high, stop)))
+    part = lambda i, j: mine[i - have[axis.rank][0] : j - have[axis.rank][0]]
+    for source, to, i, j in plan:
+        if source == axis.rank != to:
+            comm.send(part(i, j), axis, to)
+    parts = [
+        part(i, j) if to == source else comm.irecv(mine.new_empty(j - i), axis, source).wait()
+        for source, to, i, j in plan
+        if to == axis.rank
+    ]
+    return torch.cat(parts)
 
 
 # %% tags=["wrong"]
-# FAIL: has it already
-# MISTAKE: The first who has a stretch sends it to all who want it: right weights, and more bytes than needed.
-def messages(have, want):
-    found = []
-    for to, (first, last) in enumerate(want):
+# FAIL: its stretch on rank 0: expected shape
+# MISTAKE: What a rank has already is left out of what it gives back.
+def messages(mine, have, want, axis):
+    plan = []
+    for to, (low, high) in enumerate(want):
         for start, stop in sorted(set(have)):
-            low, high = max(first, start), min(last, stop)
-            if low < high and have.index((start, stop)) != to:
-                found.append((have.index((start, stop)), to, low, high))
-    return found
+            if max(low, start) < min(high, stop):
+                source = to if have[to] == (start, stop) else have.index((start, stop))
+                plan.append((source, to, max(low, start), min(high, stop)))
+    part = lambda i, j: mine[i - have[axis.rank][0] : j - have[axis.rank][0]]
+    going = [comm.isend(part(i, j), axis, to) for source, to, i, j in plan if source == axis.rank != to]
+    parts = [
+        comm.irecv(mine.new_empty(j - i), axis, source).wait()
+        for source, to, i, j in plan
+        if to == axis.rank != source
+    ]
+    for handle in going:
+        handle.wait()
+    return torch.cat([mine[:0], *parts])
 
 
 # %% tags=["wrong"]
-# FAIL: gets number
-# MISTAKE: All who have a stretch send it.
-def messages(have, want):
-    found = []
-    for to, (first, last) in enumerate(want):
-        for source, (start, stop) in enumerate(have):
-            low, high = max(first, start), min(last, stop)
-            if low < high and have[to] != (start, stop):
-                found.append((source, to, low, high))
-    return found
-
-
-# %% tags=["wrong"]
-# FAIL: never gets
-# MISTAKE: Only stretches that are wanted whole are sent.
-def messages(have, want):
-    found = []
-    for to, (first, last) in enumerate(want):
+# FAIL: in another order
+# MISTAKE: A rank's own part is put first, whatever its place.
+def messages(mine, have, want, axis):
+    plan = []
+    for to, (low, high) in enumerate(want):
         for start, stop in sorted(set(have)):
-            if first <= start and stop <= last and have[to] != (start, stop):
-                found.append((have.index((start, stop)), to, start, stop))
-    return found
+            if max(low, start) < min(high, stop):
+                source = to if have[to] == (start, stop) else have.index((start, stop))
+                plan.append((source, to, max(low, start), min(high, stop)))
+    part = lambda i, j: mine[i - have[axis.rank][0] : j - have[axis.rank][0]]
+    going = [comm.isend(part(i, j), axis, to) for source, to, i, j in plan if source == axis.rank != to]
+    parts = [
+        part(i, j) if to == source else comm.irecv(mine.new_empty(j - i), axis, source).wait()
+        for source, to, i, j in sorted(plan, key=lambda message: message[0] != axis.rank)
+        if to == axis.rank
+    ]
+    for handle in going:
+        handle.wait()
+    return torch.cat(parts)
 
 
 # %% tags=["wrong"]
-# FAIL: does not have
-# MISTAKE: Rank 0 is taken to have everything.
-def messages(have, want):
-    return [(0, to, *want[to]) for to in range(1, len(want))]
-
-
-# %% tags=["wrong"]
-# FAIL: does not want
+# FAIL: expected shape (3,), got (6,)
 # MISTAKE: Whole stretches are sent where a part of them is wanted.
-def messages(have, want):
-    found = []
-    for to, (first, last) in enumerate(want):
+def messages(mine, have, want, axis):
+    plan = []
+    for to, (low, high) in enumerate(want):
         for start, stop in sorted(set(have)):
-            if max(first, start) < min(last, stop) and have[to] != (start, stop):
-                found.append((have.index((start, stop)), to, start, stop))
-    return found
+            if max(low, start) < min(high, stop):
+                source = to if have[to] == (start, stop) else have.index((start, stop))
+                plan.append((source, to, start, stop))
+    part = lambda i, j: mine[i - have[axis.rank][0] : j - have[axis.rank][0]]
+    going = [comm.isend(part(i, j), axis, to) for source, to, i, j in plan if source == axis.rank != to]
+    parts = [
+        part(i, j) if to == source else comm.irecv(mine.new_empty(j - i), axis, source).wait()
+        for source, to, i, j in plan
+        if to == axis.rank
+    ]
+    for handle in going:
+        handle.wait()
+    return torch.cat(parts)
+
+
+# %% tags=["wrong"]
+# FAIL: messages that nobody receives, by all ranks: expected 0
+# MISTAKE: All who have a stretch send it, and the first of them is heard.
+def messages(mine, have, want, axis):
+    plan = []
+    for to, (low, high) in enumerate(want):
+        for start, stop in sorted(set(have)):
+            if max(low, start) < min(high, stop):
+                source = to if have[to] == (start, stop) else have.index((start, stop))
+                plan.append((source, to, max(low, start), min(high, stop)))
+    part = lambda i, j: mine[i - have[axis.rank][0] : j - have[axis.rank][0]]
+    alike = [(s, to, i, j) for source, to, i, j in plan for s in range(axis.size) if have[s] == have[source]]
+    for s, to, i, j in alike:
+        if s == axis.rank and have[to] != have[s]:
+            comm.isend(part(i, j), axis, to)
+    parts = [
+        part(i, j) if to == source else comm.irecv(mine.new_empty(j - i), axis, source).wait()
+        for source, to, i, j in plan
+        if to == axis.rank
+    ]
+    return torch.cat(parts)
+
+
+# %% tags=["wrong"]
+# FAIL: sends that nobody waits for
+# MISTAKE: Nobody waits until what was sent has left.
+def messages(mine, have, want, axis):
+    plan = []
+    for to, (low, high) in enumerate(want):
+        for start, stop in sorted(set(have)):
+            if max(low, start) < min(high, stop):
+                source = to if have[to] == (start, stop) else have.index((start, stop))
+                plan.append((source, to, max(low, start), min(high, stop)))
+    part = lambda i, j: mine[i - have[axis.rank][0] : j - have[axis.rank][0]]
+    for source, to, i, j in plan:
+        if source == axis.rank != to:
+            comm.isend(part(i, j), axis, to)
+    parts = [
+        part(i, j) if to == source else comm.irecv(mine.new_empty(j - i), axis, source).wait()
+        for source, to, i, j in plan
+        if to == axis.rank
+    ]
+    return torch.cat(parts)
 
 
 # %% [markdown]
@@ -819,8 +926,9 @@ table(
     [(title, *map(percent, found.values())) for title, found in errors.items()],
     ["relative error of", *errors["clipped before the sum"]],
 )
-other = max(abs(a - b) / b for a, b in zip(train(0, 1, "serial", seed=1), serial, strict=True))
-print(f"no bug, another seed: the loss curve differs by {other:.1%}")
+others = (train(0, 1, "serial", seed) for seed in range(1, 6))
+apart = [max(abs(a - b) / b for a, b in zip(other, serial, strict=True)) for other in others]
+print(f"no bug, five other seeds: the loss curve differs by {min(apart):.1%} to {max(apart):.1%}")
 
 # %%
 show(
@@ -832,7 +940,7 @@ show(
 
 # %% [markdown]
 # Read it by columns. The **loss** of the step is right five times: it is known before anything is summed. The
-# **loss curves** differ by a percent at most, less than with another seed, because AdamW divides every gradient by
+# **loss curves** differ by a percent at most, less than with any of five other seeds: AdamW divides every gradient by
 # its own size (lesson 04), and clipping only scales. **Gradients** catch four. The first bug leaves each of them
 # right: only the **norm** tells. It is the world's own: copies over tp were counted tp times
 # ([NeMo-RL#3788](https://github.com/NVIDIA-NeMo/RL/pull/3788)), experts too seldom under ep and tp

@@ -10,6 +10,7 @@ from gpt2lab import cli
 from gpt2lab.benchmarks import race
 from gpt2lab.commands import data, export, folders, generate, lines, memory, plans, report, schedule, train
 from gpt2lab.machine import options
+from gpt2lab.parallel.zero.costs import paper_bytes
 from gpt2lab.plots import benchmarks, collectives, forms, steps, tensor, timeline, zero
 from gpt2lab.plots import schedule as drawn
 
@@ -88,7 +89,7 @@ FIGURES = {
     "a total without its unit's factor":
         (zero.bars, "[live[name] / UNITS[unit] for name in stages]", "[live[name] for name in stages]", BARS),
     "gradients shared out from stage 3 on":
-        (zero.figure_1, "stage >= first", "stage >= first + 1",
+        (paper_bytes, "stage >= shared", "stage >= shared + 1",
          numbers.test_figure_1_has_the_published_gigabytes),
     "a curve in kilobytes":
         (zero.memory_over_a_step, "[h / 1e6 for h in held]", "[h / 1e3 for h in held]", STEP),

@@ -15,19 +15,19 @@ from ..labs.faults import NEW_MACHINE, hours
 from . import Puzzle, Task, by_chance, called, live
 
 HANGS = (
-    ("a rank that left", {0: [2], 1: [2], 2: []}, 2),
-    ("a bystander that nobody waits for", {0: [], 1: [2], 2: []}, 2),
-    ("the first rank is to blame", {0: [], 1: [0], 2: [1]}, 0),
-    ("a chain: 0 waits for 1, which waits for 3", {0: [1], 1: [3], 2: [1], 3: []}, 3),
-    ("a rank that waits for two", {0: [1, 2], 1: [0], 2: []}, 2),
-    ("a ring of three that wait for each other", {0: [1], 1: [2], 2: [0]}, None),
-    ("a deadlock of two beside a bystander", {0: [], 1: [2], 2: [1]}, None),
+    ("a rank that left", {0: [2], 1: [2], 2: []}),
+    ("a bystander that nobody waits for", {0: [], 1: [2], 2: []}),
+    ("the first rank is to blame", {0: [], 1: [0], 2: [1]}),
+    ("a chain: 0 waits for 1, which waits for 3", {0: [1], 1: [3], 2: [1], 3: []}),
+    ("a rank that waits for two", {0: [1, 2], 1: [0], 2: []}),
+    ("a ring of three that wait for each other", {0: [1], 1: [2], 2: [0]}),
+    ("a deadlock of two beside a bystander", {0: [], 1: [2], 2: [1]}),
 )
 
 
 def culprit(answer) -> None:
     """Exercise: the rank to blame for a hang, given which ranks each rank waits for."""
-    for name, waits, _ in HANGS:
+    for name, waits in HANGS:
         _blamed(answer, name, waits)
     by_chance(lambda chance: _blamed(answer, "ranks that wait", _hang(chance)), 60)
 

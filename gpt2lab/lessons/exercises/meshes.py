@@ -2,17 +2,21 @@
 
 import itertools
 import math
+from functools import partial
+from inspect import signature
 from types import MappingProxyType
 
 import torch
 
 from ...machine.links import Link
 from ...model import GPT2
+from ...ranks import comm
 from ...reference import CONFIG, example_batch, example_weights
 from ..labs.meshes import slow_bytes
 from . import Puzzle, Task, unaided
 from .differences import Most
-from .ranked import ranked
+from .ranked import ALL, ranked, sent
+from .watching import watched
 
 MESHES = (
     {"dp": 2, "tp": 2},
@@ -104,7 +108,6 @@ placement = Task(
 
 def _norm_on_a_rank(axis, answer, text: str) -> tuple:
     from ...plan import Plan, build
-    from ...ranks import comm
     from ...ranks.mesh import Mesh
     from ...train import Trainer
 
@@ -168,8 +171,8 @@ axes = Puzzle(
 
 def _stretches(chance) -> tuple:
     """What some ranks have of a vector, all of it together, and what they want."""
-    ranks, length = chance.randint(1, 6), chance.randint(6, 20)
-    ends = [0, *sorted(chance.sample(range(1, length), chance.randint(0, min(ranks, 5) - 1))), length]
+    ranks, length = chance.randint(2, 5), chance.randint(6, 20)
+    ends = [0, *sorted(chance.sample(range(1, length), chance.randint(0, ranks - 1))), length]
     parts = list(itertools.pairwise(ends))
     have = parts + chance.choices(parts, k=ranks - len(parts))
     return chance.sample(have, ranks), [
@@ -177,32 +180,64 @@ def _stretches(chance) -> tuple:
     ]
 
 
-def _messages_of(found, have, want):
-    """What is wrong with messages (from, to, start, stop), for the first number of the vector where something is."""
-    for source, to, start, stop in found:
-        words = f"{start} to {stop - 1} from rank {source} to rank {to}"
-        yield f"{words}: it is sent to itself", source == to
-        yield (
-            f"{words}: rank {source} does not have that",
-            not have[source][0] <= start < stop <= have[source][1],
-        )
-        yield f"{words}: rank {to} does not want all that", not want[to][0] <= start < stop <= want[to][1]
-    for to, (first, last) in enumerate(want):
-        for i in range(first, last):
-            times = sum(there == to and start <= i < stop for _, there, start, stop in found)
-            mine = have[to][0] <= i < have[to][1]
-            yield f"rank {to} is sent number {i}, and has it already", mine and times
-            yield f"rank {to} never gets number {i}", not mine and not times
-            yield f"rank {to} gets number {i} {times} times", times > 1
+def _vector(have, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(max(stop for _, stop in have), dtype=torch.float64, generator=generator)
 
 
-messages = Task(
-    None,
+def _handed_out(rank: int, have, want, seed: int = 0) -> tuple:
+    whole, lacked = _vector(have, seed), set(range(*want[rank])) - set(range(*have[rank]))
+    return whole[slice(*want[rank])], whole[slice(*have[rank])], 0, 0, 8 * len(lacked)
+
+
+def _handed_on_a_rank(axis, answer, have, want, seed: int = 0) -> tuple:
+    mine = _vector(have, seed)[slice(*have[axis.rank])].clone()
+    with watched() as seen:
+        got = answer(mine, have, want, axis)
+    return got, mine, len(seen.sent) - len(seen.asked), seen.unwaited, sent()
+
+
+handed_out = ranked(
     (
+        "its stretch",
+        "what it had",
+        f"messages that nobody receives, {ALL}",
+        "sends that nobody waits for",
+        f"bytes sent {ALL}",
+    ),
+    _handed_out,
+    _handed_on_a_rank,
+    lambda have, *_: len(have),
+    shown=(
         ([(0, 6), (6, 12), (0, 6), (6, 12)], [(0, 3), (3, 6), (6, 9), (9, 12)]),
         ([(0, 3), (3, 6), (6, 9), (9, 12)], [(0, 12), (0, 6), (6, 12), (2, 7)]),
     ),
     what="have {0}, want {1}",
-    drawn=_stretches,
-    rules=lambda found, *given: dict(_messages_of([tuple(map(int, one)) for one in found], *given)),
+    drawn=lambda chance: (*_stretches(chance), chance.randrange(1000)),
+    count=3,
 )
+
+
+def messages(answer) -> None:
+    """Exercise: stretches of a vector pass to the ranks that want them, each number once and only where it lacks.
+
+    It was once asked for as a list of messages (from, to, start, stop), which is then sent on the live ranks.
+    """
+    own = unaided(answer, __name__, "gpt2lab.lessons.labs")
+    handed_out(own if len(signature(answer).parameters) > 2 else partial(_listed, own))
+
+
+def _listed(answer, mine, have, want, axis) -> torch.Tensor:
+    begin, (first, last) = have[axis.rank][0], want[axis.rank]
+    found = mine.new_full((max(stop for _, stop in have),), math.nan)
+    found[begin : begin + len(mine)] = mine
+    listed = [tuple(map(int, one)) for one in answer(have, want)]
+    going = [
+        comm.isend(mine[i - begin : j - begin], axis, to) for rank, to, i, j in listed if rank == axis.rank
+    ]
+    for source, to, i, j in listed:
+        if to == axis.rank:
+            found[i:j] = comm.irecv(mine.new_empty(j - i), axis, source).wait()
+    for handle in going:
+        handle.wait()
+    return found[first:last]

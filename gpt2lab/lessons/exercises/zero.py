@@ -163,7 +163,7 @@ linear = ranked(
 
 
 bytes_held = Task(
-    lambda parameters, ranks, stage: paper_bytes(parameters, ranks)[stage] / 1e9,
+    lambda parameters, ranks, stage: sum(paper_bytes(parameters, ranks)[stage].values()) / 1e9,
     shown={
         f"GB in stage {stage}: {what}{more}": (parameters, ranks, stage)
         for parameters, ranks, more in ((7.5e9, 64, ""), (1.5e9, 8, ", of 1.5 billion parameters on 8 ranks"))

@@ -159,12 +159,6 @@ def trained(
     return run, sent[-1] if sent else 0
 
 
-def gathered(shard: torch.Tensor, code, axis: Axis) -> torch.Tensor:
-    """The shards (s,) of all ranks, joined, from coded messages: ZeRO++'s gather of weights."""
-    message = code.encode(shard)
-    return torch.cat([code.decode(m, shard) for m in comm.all_gather(message, axis).split(len(message))])
-
-
 def compared(pool, ways, *how) -> dict[tuple[str, bool], tuple[int, float, float]]:
     """By way and feedback: bytes of a step on the first rank, the last loss, and how far the weights end from right.
 

@@ -90,15 +90,6 @@ def backward(rank: int, world_size: int, layers_each: int, overlap: bool) -> tup
     return time.perf_counter() - start, trace.spans()
 
 
-def paced_sums(pool) -> dict[tuple[int, bool], tuple[float, list]]:
-    """(layers a bucket, overlap): seconds and spans of a paced backward with its sums."""
-    found = {}
-    for how in ((1, False), (1, True), (2, True), (4, True), (8, True)):
-        took, spans = zip(*pool.run(backward, *how), strict=True)
-        found[how] = max(took), trace.merge(spans)
-    return found
-
-
 def predicted(layers_each: int, overlap: bool) -> float:
     """Seconds of the same by the alpha-beta model."""
     message = LATENCY + layers_each * SIZE / BANDWIDTH

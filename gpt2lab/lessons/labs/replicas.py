@@ -78,14 +78,6 @@ def cut_off(batch: Batch, rank: int, n: int) -> Batch:
     return replace(batch, tokens=batch.tokens[mine], targets=batch.targets[mine], samples=batch.samples[mine])
 
 
-def seen_in(runs, serial) -> tuple[str, str, str]:
-    """What runs of `train` show: first and last loss, whether replicas agree, and how far rank 0 is from `serial`."""
-    losses, replicas = over_ranks(runs), len({digests[-1] for _, digests, _ in runs})
-    off = distance(runs[0][2], serial)
-    same = "same" if replicas == 1 else f"{replicas} versions"
-    return f"{losses[0]:.2f} to {losses[-1]:.2f}", same, "equal" if off < 1e-12 else f"off by {off:.0e}"
-
-
 def shakespeare_rows(rows: int, seed: int = 0) -> Batches:
     """Batches of `rows` rows of 16 tokens, of a vocabulary folded into 256."""
     return Batches(np.asarray(shakespeare()[:100_000]) % 256, rows=rows, length=16, seed=seed)

@@ -7,13 +7,8 @@ Wang et al. 2023, "Overlap Communication with Dependent Computation via Decompos
 ASPLOS (collective matmul); PyTorch's asynchronous tensor parallelism (2024).
 """
 
-from functools import partial
-
 import torch
-import torch.nn.functional as F
 
-from ...parallel import tensor
-from ...parallel.tensor import weight_gradients
 from ...ranks import comm, paced, trace
 from ...ranks.mesh import Mesh
 from .instruments import asleep, begin
@@ -46,73 +41,6 @@ def scattered(term, axis, sizes):
         own = term(place)
         total = coming.wait() + own
     return total
-
-
-class GatheredProduct(torch.autograd.Function):
-    """`F.linear(all_gather(x), weight, bias)` of tokens x (B, T_r, C), in parts; it keeps x alone for backward.
-
-    Bytes per rank: an all-gather forward, a reduce-scatter and an all-gather backward, as `lean`.
-    """
-
-    @staticmethod
-    def forward(ctx, x, weight, bias, axis, sizes):
-        ctx.save_for_backward(x, weight)
-        ctx.axis, ctx.sizes, ctx.biased, parts = axis, sizes, bias is not None, {}
-        gathered(x, axis, sizes, lambda place, part: parts.update({place: F.linear(part, weight, bias)}))
-        return torch.cat([parts[place] for place in range(axis.size)], 1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, weight = ctx.saved_tensors
-        grads, found = grad.split(ctx.sizes, 1), []
-        of_x = scattered(lambda place: grads[place] @ weight, ctx.axis, ctx.sizes)
-        use = lambda place, part: found.append(weight_gradients(grads[place], part, ctx.biased))
-        gathered(x, ctx.axis, ctx.sizes, use)
-        of_weight, of_bias = zip(*found, strict=True)
-        return of_x, sum(of_weight), sum(of_bias) if ctx.biased else None, None, None
-
-
-class ScatteredProduct(torch.autograd.Function):
-    """`reduce_scatter(F.linear(x, weight))` of x (B, T, C / n), in parts.
-
-    Bytes per rank: a reduce-scatter forward, an all-gather backward.
-    """
-
-    @staticmethod
-    def forward(ctx, x, weight, axis, sizes):
-        ctx.save_for_backward(x, weight)
-        ctx.axis, ctx.sizes, parts = axis, sizes, x.split(sizes, 1)
-        return scattered(lambda place: F.linear(parts[place], weight), axis, sizes)
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, weight = ctx.saved_tensors
-        parts, of_x, of_weight = x.split(ctx.sizes, 1), {}, []
-
-        def use(place, part):
-            of_x[place] = part @ weight
-            of_weight.append(weight_gradients(part, parts[place], False)[0])
-
-        gathered(grad, ctx.axis, ctx.sizes, use)
-        return torch.cat([of_x[place] for place in range(ctx.axis.size)], 1), sum(of_weight), None, None
-
-
-def apply_rings(model) -> None:
-    """Let the layers of a model that `apply_sequence` has edited compute in parts; the head stays as it is."""
-    for module in model.modules():
-        if isinstance(module, tensor.ColumnLinear):
-            module.forward = partial(_column, module)
-        if isinstance(module, tensor.RowLinear):
-            module.forward = partial(_row, module)
-
-
-def _column(layer, x):
-    return GatheredProduct.apply(x, layer.weight, layer.bias, layer.edge.axis, layer.edge.sizes)
-
-
-def _row(layer, x):
-    layer.edge.length = x.size(1)
-    return ScatteredProduct.apply(x, layer.weight, layer.edge.axis, layer.edge.sizes) + layer.bias
 
 
 def two_layers(rank: int, world_size: int, parts: bool) -> list:

@@ -100,8 +100,8 @@ def owner_bytes_sent(sizes: dict[str, int], ranks: int, rank: int, micro: int = 
 
 
 @checked(parameters=0, ranks=1)
-def paper_bytes(parameters: float, ranks: int) -> dict[int, float]:
-    """Bytes a rank by ZeRO stage, as in Figure 1 of the paper: 2-byte weights and gradients, K = 12."""
-    part = lambda stage, first: 1 / ranks if stage >= first else 1
-    held = lambda stage: 2 * part(stage, 3) + 2 * part(stage, 2) + 12 * part(stage, 1)
-    return {stage: held(stage) * parameters for stage in range(4)}
+def paper_bytes(parameters: float, ranks: int) -> dict[int, dict[str, float]]:
+    """Bytes a rank by ZeRO stage and kind, as in Figure 1 of the paper: 2-byte weights and gradients, K = 12."""
+    first = {"weights": (2, 3), "gradients": (2, 2), "optimizer": (12, 1)}  # bytes, and the stage that shares
+    part = lambda stage, shared: parameters / (ranks if stage >= shared else 1)
+    return {stage: {kind: b * part(stage, s) for kind, (b, s) in first.items()} for stage in range(4)}
