@@ -22,7 +22,7 @@ from ..plan import Plan
 from ..planner.choose import LEAST, Goal, in_bytes, in_seconds, parallelize
 from ..planner.models import Transformer, model_typed, of_model
 from ..planner.problem import CLUSTERS, PRECISIONS, Cluster, find_cluster, size_in_bytes
-from ..planner.space import PRUNED
+from ..planner.space import FEW, PRUNED
 
 
 def size(text: str) -> float:
@@ -151,7 +151,8 @@ def answer(choice, args, cluster, config) -> str:
     lines += [f"  {reason};" for reason in choice.reasons]
     lines[-1] = lines[-1].removesuffix(";") + "."
     lines += [f"  {launching_line(choice.plan, config, args, cluster)}"]
-    lines += ["", "plans that none beats in both time and memory (predicted):"]
+    few = "plans" if cluster.devices <= FEW else "of the plans predicted, those"
+    lines += ["", f"{few} that none beats in both time and memory (predicted):"]
     lines += [
         f"  {in_seconds(f.prediction.seconds):>8}  {in_bytes(f.prediction.memory):>10}  {f.plan}"
         for f in choice.front

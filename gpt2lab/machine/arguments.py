@@ -48,12 +48,13 @@ def checked(**ranges):
         own, parameters = call.__name__, inspect.signature(inner).parameters.values()
         rules = {p.name: (_kind(p, owner), ranges.get(p.name)) for p in parameters}
         places = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        order = [  # most values are of exactly their type and, if whole numbers, large enough
-            (name, kind if kind is int or least is None and kind is not float else None, least)
+        quick = {  # most values are of exactly their type and, if whole numbers, large enough
+            name: (kind if kind is int or least is None and kind is not float else None, least)
             if least is None or type(least) in (int, float)
-            else (name, None, None)
-            for name, (kind, least) in ((name, rules[name]) for name in places)
-        ]
+            else (None, None)
+            for name, (kind, least) in rules.items()
+        }
+        order = [(name, *quick[name]) for name in places]
 
         def look(name, value, args) -> None:
             kind, least = rules.get(name, (EMPTY, None))  # of other names Python says what is wrong
@@ -67,7 +68,9 @@ def checked(**ranges):
                 if kind is not EMPTY and (type(value) is not kind or least is not None and value < least):
                     look(name, value, args)
             for name, value in kwargs.items():
-                look(name, value, args)
+                kind, least = quick.get(name, (None, None))
+                if kind is not EMPTY and (type(value) is not kind or least is not None and value < least):
+                    look(name, value, args)
             try:
                 return inner(*args, **kwargs)
             except (LookupError, ValueError) as error:

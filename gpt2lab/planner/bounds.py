@@ -13,7 +13,7 @@ from ..plan import Plan
 from .kept import kept_by_dense_block, stream_bytes, weights_held
 from .models import units
 from .problem import Cluster
-from .seconds import OPERATORS, UPDATE, groups_on_nodes, pairs_seen
+from .seconds import UPDATE, RankOnCluster, block_work, embedding_work, groups_on_nodes, head_work, pairs_seen
 from .share import RankShare, frame
 
 # a backward gives both gradients, so that the last one passes all stages
@@ -43,12 +43,16 @@ class Bounds:
         self.seen = pairs_seen(RankShare(Plan(), self.config, 1, self.length), self.length)
 
     def of(self, plan) -> tuple[float, float]:
-        """(seconds, bytes), both at most what `cost.predict` says."""
+        """(seconds, bytes), both at most what `cost.predict` says, however the loss is computed."""
+        mesh = plan.pp, plan.dp, plan.cp, plan.tp, plan.micro, plan.schedule, plan.sp, plan.layout, plan.exchange
+        more = plan.zero, plan.refill, plan.shard, plan.recompute
+        return self._once(("both", *mesh, *more), lambda: self._of(plan, mesh))
+
+    def _of(self, plan, mesh: tuple) -> tuple[float, float]:
         share = RankShare(plan, self.config, self.rows, self.length, self.itemsize, mixed=self.mixed)
         mine = self.elements(share) / (share.sharing[0] if plan.zero else 1)
         update = UPDATE * share.master * mine / self.device.copy
-        key = "seconds", plan.pp, plan.dp, plan.cp, plan.tp, plan.micro, plan.schedule, plan.sp, share.again
-        seconds = max(self._once(key, lambda: self.seconds(share)), self.sums(share))
+        seconds = max(self._once(("seconds", *mesh, share.again), lambda: self.seconds(share)), self.sums(share))
         return update + seconds, self.bytes(share)
 
     def sums(self, share: RankShare) -> float:
@@ -76,26 +80,29 @@ class Bounds:
 
     def seconds(self, share: RankShare) -> float:
         """Seconds of the stage that ends last, its messages and its update apart."""
-        plan, net, c, device = share.plan, share.net, share.config.n_embd, self.device
-        rows, tokens = -(-self.rows // plan.dp), self.length / plan.cp
-        # of all its rows, in one block and in the head
-        flops = rows * (2 * net.multiplied * tokens + 4 * c * self.seen / plan.cp) / plan.tp
-        block = flops / device.rate + OPERATORS * device.launch * plan.micro
-        blocks, ends = share.again
+        plan, (blocks, ends), machine = share.plan, share.again, RankOnCluster(self.cluster, share)
+        rows = -(-self.rows // plan.dp)
+        unit, micro = (share, rows, share.tokens), rows / -(-rows // plan.micro)  # all rows; full micro-batches
+        # stages share cores only where they work at the same time
+        work = lambda flops, moved, each: (
+            machine.work(flops, moved, each * micro) / (machine.crowd if plan.pp > 1 else 1)
+        )
+        block = work(*block_work(*unit))
         if plan.sp:  # two gathers and two sums forward, three and two backward, as fast as the fastest link
-            once = (plan.tp - 1) / plan.tp * rows * tokens * c * self.itemsize / self.wire
+            once = (plan.tp - 1) / plan.tp * rows * share.tokens * share.config.n_embd * self.itemsize / self.wire
             block += (10 / (3 + blocks) + blocks * 4 / (3 + blocks)) * once
-        head = 2 * rows * tokens * c * net.vocab_size / plan.tp / device.rate
         before, most, joint = 0.0, 0.0, plan.schedule in JOINT
         layers, schedule = share.parts.layers, frame(plan)
-        work = [len(own) * (3 + blocks) * block + (position == share.depth - 1) * (3 + ends) * head
-                for position, own in enumerate(layers)]  # fmt: skip
+        work_of = [len(own) * (3 + blocks) * block for own in layers]
+        for position, (there, back) in ((0, embedding_work(*unit)), (-1, head_work(*unit))):
+            work_of[position] += (1 + ends) * work(*there) + work(*back)
         mine = [0.0] * plan.pp
         for stage, rank in enumerate(schedule.placement):
-            mine[rank] += work[schedule.position(stage)]
+            mine[rank] += work_of[schedule.position(stage)]
         for rank in range(plan.pp):
             most = max(most, before + mine[rank])
-            before += len(layers[rank]) * (3 + blocks if joint else 1) * block / plan.micro
+            least = rows // plan.micro / rows  # of a micro-batch
+            before += len(layers[rank]) * (3 + blocks if joint else 1) * block * least
         return most
 
     def bytes(self, share: RankShare) -> float:

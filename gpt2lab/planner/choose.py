@@ -15,7 +15,7 @@ from .bounds import Bounds
 from .cost import Prediction, predict
 from .problem import Cluster
 from .share import check
-from .space import SCHEDULES, proposals, pruned, runs, worlds
+from .space import FEW, SCHEDULES, proposals, runs, worlds
 
 LARGE = 10  # plans that are predicted on more devices though they cannot fit: what more memory would win
 LEAST = "time", "memory", "devices"
@@ -66,6 +66,7 @@ class Goal:
 class Choice:
     """The best plan for a goal and why; `front`: plans that none beats in both time and memory, fastest first.
 
+    Of clusters of more than `space.FEW` devices the front has only plans that were predicted on the way to the best.
     `rejected` says how many plans were left out or did not meet the goal, by reason; `tried` how many were predicted.
     """
 
@@ -82,6 +83,7 @@ class _Search:
 
     def __init__(self, config, cluster: Cluster, goal: Goal):
         self.config, self.cluster, self.goal = config, cluster, goal
+        self.many = cluster.devices > FEW
         self.limit = cluster.device.memory if goal.memory is None else goal.memory
         self.rejected, self.known, self.large = Counter(), {}, 0
         self.found: list[PricedPlan] = []
@@ -100,9 +102,9 @@ class _Search:
             asked = self.cluster, world, rows, length, self.rejected, self.goal.schedules
             plans = proposals(config, *asked)
             every = [(*bounds.of(plan), plan) for plan in plans]
-            for seconds, size, plan in watch(
-                sorted(every, key=lambda one: self.goal.order(one[2], *one[:2]))
-            ):
+            # what is good in both leaves few plans to a front, what is good for the goal few to a choice
+            promise = lambda one: self.goal.order(one[2], *one[:2]) if self.many else one[0] * one[1]
+            for seconds, size, plan in watch(sorted(every, key=promise)):
                 if why := self.hopeless(plan, seconds, size):
                     self.rejected[why] += 1
                 elif runs(plan, config, rows, length, self.rejected):
@@ -110,7 +112,7 @@ class _Search:
 
     def hopeless(self, plan: Plan, seconds: float, size: float) -> str:
         """Why a plan that takes so much at least cannot win, if so: in time and memory, on many devices by the goal."""
-        many = pruned(plan.world, self.cluster)
+        many = self.many
         below = lambda f: f.prediction.seconds <= seconds and f.prediction.memory <= size
         fewest = self.goal.least == "devices"  # then one that is beaten may still need fewer
         if any(below(f) and not (fewest and f.plan.world > plan.world) for f in self.front):

@@ -173,7 +173,7 @@ def cluster_from(table: dict, name: str) -> Cluster:
         "inside_latency": 10e-6,
         "between_latency": 10e-6,
         "launch": 5e-6,
-        "efficiency": 0.5,
+        "efficiency": 0.59,
         "source": name,
     }
     needed = "machines", "cards", "memory", "copy", "peak", "inside", "between"

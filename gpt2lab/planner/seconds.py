@@ -167,8 +167,8 @@ def _stage_times(machine: RankOnCluster, stage: int, rows: int, tokens: int) -> 
     """Seconds of one unit through a stage: {"forward", "again", "backward"}, each by part."""
     share, position = machine.share, machine.share.stages[stage]
     layers, last = len(share.parts.layers[position]), position == share.depth - 1
-    block = layers * machine.work(*_block(share, rows, tokens))
-    ends = [_embedding(share, rows, tokens)] * (position == 0) + [_head(share, rows, tokens)] * last
+    block = layers * machine.work(*block_work(share, rows, tokens))
+    ends = [embedding_work(share, rows, tokens)] * (position == 0) + [head_work(share, rows, tokens)] * last
     there, back = (sum(machine.work(*one[way]) for one in ends) for way in (0, 1))
     found = {
         "forward": {"compute": block + there},
@@ -206,7 +206,7 @@ def routed(machine: RankOnCluster) -> float:
     )
 
 
-def _block(share: RankShare, rows: int, tokens: int) -> tuple[float, float, int]:
+def block_work(share: RankShare, rows: int, tokens: int) -> tuple[float, float, int]:
     """(operations, bytes, operators) of a block's forward: four products, attention's two, and what is in between."""
     config, plan, n = share.config, share.plan, rows * tokens
     c = config.n_embd
@@ -233,14 +233,14 @@ def _most_pairs(name: str, length: int, ranks: int, window: int | None) -> int:
     return max(pairs(layout(name, length, ranks), rank, window) for rank in range(ranks))
 
 
-def _embedding(share: RankShare, rows: int, tokens: int) -> tuple[tuple, tuple]:
+def embedding_work(share: RankShare, rows: int, tokens: int) -> tuple[tuple, tuple]:
     """The embedding's forward and backward; backward writes a gradient for the whole vocabulary."""
     c, e, n = share.config.n_embd, share.itemsize, rows * tokens
     table = share.config.vocab_size * c / share.plan.tp
     return (0, 4 * e * n * c, 3), (0, e * (4 * n * c + 4 * table), 3)
 
 
-def _head(share: RankShare, rows: int, tokens: int) -> tuple[tuple, tuple]:
+def head_work(share: RankShare, rows: int, tokens: int) -> tuple[tuple, tuple]:
     """The head with its loss, forward and backward."""
     c, e, n = share.config.n_embd, max(4, share.itemsize), rows * tokens
     words = share.config.vocab_size / share.plan.tp

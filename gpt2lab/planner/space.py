@@ -20,6 +20,7 @@ PRUNED = {
     "tensor ranks on two nodes": "its sums, four a layer, would cross the slow link",
     "tensor ranks without sequence parallelism": "beyond four ranks sp=true holds less for about the same bytes",
     "ZeRO-2 or 3 beside a pipeline": "they gather or sum the weights again for every micro-batch",
+    "other groups of HSDP": "ZeRO-2 and 3 share among all replicas or among those of a machine",
     "short sequences cut over ranks": "beyond four ranks context parallelism is for 4,096 tokens or more, 1,024 a rank",
     "other schedules": f"tried are {', '.join(SCHEDULES)}; the others hold more, or the model twice",
     "cannot win": "its operations alone take longer, or its weights and activations more bytes, than what was found",
@@ -82,7 +83,7 @@ def proposals(
         elif many and cp > 1 and length < max(4096, 1024 * cp):
             rejected["short sequences cut over ranks"] += 1
         elif runs(mesh, config, rows, length, rejected):
-            yield from _options(mesh, rows, many, schedules, rejected)
+            yield from _options(mesh, rows, many, node, schedules, rejected)
 
 
 def runs(plan: Plan, config, rows: int, length: int, rejected: Counter) -> bool:
@@ -95,14 +96,22 @@ def runs(plan: Plan, config, rows: int, length: int, rejected: Counter) -> bool:
     return True
 
 
-def _options(mesh: Plan, rows: int, many: bool, schedules: tuple, rejected: Counter) -> Iterator[Plan]:
+def _options(
+    mesh: Plan, rows: int, many: bool, node: int, schedules: tuple, rejected: Counter
+) -> Iterator[Plan]:
     """All that a mesh leaves open: micro-batches, schedule, ZeRO, exchange, sp, recomputation, loss."""
     most = rows // mesh.dp
+    together, here = mesh.dp * mesh.cp, node // mesh.tp
     micros = {m for m in range(1, most + 1) if most % m == 0 or m in [mesh.pp * k for k in (1, 2, 4, 8)]}
-    zeros = range(4) if mesh.dp * mesh.cp > 1 else [0]
+    zeros = [{"zero": stage} for stage in range(4 if together > 1 else 1)]
     if many and mesh.pp > 1 and len(zeros) > 1:
         rejected["ZeRO-2 or 3 beside a pipeline"] += 2 * len(micros)
-        zeros = range(2)
+        zeros = zeros[:2]
+    if len(zeros) > 2 and mesh.pp == 1:
+        zeros.append({"zero": 3, "refill": True})
+    if 1 < here < together and together % here == 0:  # HSDP
+        zeros += [more | {"shard": here} for more in zeros[2:]]
+        rejected["other groups of HSDP"] += len(micros)
     exchanges = (
         [{}] if mesh.cp == 1 else [{}, {"layout": "zigzag", "exchange": "ring"}, {"exchange": "heads"}]
     )
@@ -116,7 +125,7 @@ def _options(mesh: Plan, rows: int, many: bool, schedules: tuple, rejected: Coun
     for micro, zero, more, sp, loss, schedule in product(
         sorted(micros), zeros, exchanges, sps, losses, tried
     ):
-        plan = replace(mesh, micro=micro, zero=zero, sp=sp, loss=loss, schedule=schedule, **more)
+        plan = replace(mesh, micro=micro, sp=sp, loss=loss, schedule=schedule, **zero, **more)
         yield plan
-        if zero < 3 or mesh.pp > 1:  # without a pipeline stage 3 runs blocks again anyway
+        if plan.zero < 3 or mesh.pp > 1:  # without a pipeline stage 3 runs blocks again, or is refilled instead
             yield replace(plan, recompute=True)

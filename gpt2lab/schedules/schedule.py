@@ -81,7 +81,8 @@ class Schedule:
 
     def stages_of(self, rank: int) -> list[int]:
         """The stages on a rank."""
-        return [stage for stage in range(len(self.placement)) if rank in self.ranks_of(stage)]
+        many = self.replicas or (1,) * len(self.placement)
+        return [s for s, first in enumerate(self.placement) if first <= rank < first + many[s]]
 
     def ranks_of(self, stage: int) -> range:
         """The ranks that hold a stage: one, or its replicas."""

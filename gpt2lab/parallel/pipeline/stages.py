@@ -28,38 +28,14 @@ def cut_layers(config: GPT2Config, stages: int) -> tuple[range, ...]:
     taken (least sum of squares). With more stages than blocks some stages hold none and pass their input on.
     """
     embed, block, head = costs(config, config.n_positions)
-    layers = config.n_layer
-
-    def cost(stage: int, count: int) -> float:
-        return count * block + embed * (stage == 0) + head * (stage == stages - 1)
-
-    slowest = _best(layers, stages, cost, max, cost(0, -(-layers // stages)) + head)[0]
-    even = _best(layers, stages, cost, lambda a, b: a + b * b, slowest)
-    ranges, first = [], 0
-    for count in even[1]:
+    ends = [embed * (stage == 0) + head * (stage == stages - 1) for stage in range(stages)]
+    counts, ranges, first = [0] * stages, [], 0
+    for _ in range(config.n_layer):  # one block more for the fastest stage, of equals the last
+        counts[min(range(stages), key=lambda s: (ends[s] + counts[s] * block, -s))] += 1
+    for count in counts:
         ranges.append(range(first, first + count))
         first += count
     return tuple(ranges)
-
-
-def _best(layers, stages, cost, join, most) -> tuple[float, tuple[int, ...]]:
-    """The cut of `layers` blocks into `stages` runs of cost `most` or less with the least joined cost.
-
-    By dynamic programming.
-    """
-    best = {0: (0.0, ())}  # blocks used -> (joined cost, how many in each stage)
-    for stage in range(stages):
-        following = {}
-        for used, (value, counts) in best.items():
-            for count in range(layers - used + 1):
-                if cost(stage, count) > most:
-                    break
-                candidate = (join(value, cost(stage, count)), (*counts, count))
-                at = used + count
-                if at not in following or candidate[0] < following[at][0]:
-                    following[at] = candidate
-        best = following
-    return best[layers]
 
 
 @dataclass(frozen=True)
