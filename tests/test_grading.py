@@ -44,7 +44,7 @@ ALIKE += [
     "duplicated",
     "helper elsewhere",
 ]
-ALIKE += ["old outputs", "deleted"]
+ALIKE += ["old outputs", "deleted", "own check", "hog", "gigabyte"]
 """Students whose answers one sandbox tries, as if they were one student's."""
 
 
@@ -212,7 +212,7 @@ def test_an_answer_sees_and_changes_no_other(results, home):
 def test_without_namespaces_the_limits_hold_and_a_sentence_says_what_does_not(home, monkeypatch):
     monkeypatch.setattr(sandbox, "isolated", lambda: False)
     assert "could use the network" in sandbox.sentence()
-    files = {s: home / "class" / f"{s}.ipynb" for s in ("good", "exits", "bomb", "detached", "hog")}
+    files = {s: next(home.glob(f"*/{s}.ipynb")) for s in ("good", "exits", "bomb", "detached", "hog")}
     for student, result in submissions.together(files, submissions.lesson(home), LIMITS).items():
         half, third = result["exercises"]
         status, words = DUE[student]

@@ -35,7 +35,7 @@ memory|use|w = 2 (N-1) T / N²|whole|with the same bug"""
 
 
 def texts(lesson):
-    return lesson.prose
+    return prose(lesson.cells)
 
 
 def unknown(text, glossary=GLOSSARY):
@@ -72,7 +72,7 @@ def introduced(lessons, glossary=GLOSSARY):
     for lesson in lessons:
         first = [i for i, cell in enumerate(lesson.cells) if "exercise" in cell.tags][0]
         found[lesson.name] = said(prose(lesson.cells[:first])) - known
-        known |= said(lesson.prose)
+        known |= said(prose(lesson.cells))
     return found
 
 
@@ -208,14 +208,14 @@ def in_class(lesson) -> list:
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda x: x.name)
 def test_what_is_skipped_by_hand_is_in_the_lesson_and_leaves_45_minutes(lesson):
-    names = [name for _, name in re.findall(r"^(#+) (.+)$", lesson.prose, re.M)]
+    names = [name for _, name in re.findall(r"^(#+) (.+)$", prose(lesson.cells), re.M)]
     names += [title for e in exercises(lesson) for title in e.titles]
     skip = planned(lesson)["skip"]
     assert [name for name in skip if names.count(name) != 1] == [] and len(skip) == len(set(skip))
     left = in_class(lesson)
     assert 30 <= minutes(lesson, left) <= 45 < minutes(lesson) <= 180
     assert any("exercise" in cell.tags for cell in left), "at least one exercise belongs into the class"
-    assert {"Drill", "Questions"} & {*re.findall(r"^## (.+)$", lesson.prose, re.M)}
+    assert {"Drill", "Questions"} & {*re.findall(r"^## (.+)$", prose(lesson.cells), re.M)}
     assert not {"Drill", "Questions"} & {*re.findall(r"^## (.+)$", prose(left), re.M)}
     assert 0 <= planned(lesson)["seconds"] < 300
 

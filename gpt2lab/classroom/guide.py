@@ -46,7 +46,7 @@ def title(lesson: Lesson) -> str:
 
 def before(lesson: Lesson) -> list[str]:
     """The numbers of earlier lessons that a lesson builds on: 00 to 03, and those that its text names."""
-    named = re.findall(r"\b[Ll]essons? (\d\d)", lesson.prose)
+    named = re.findall(r"\b[Ll]essons? (\d\d)", prose(lesson.cells))
     return sorted({"00", "01", "02", "03", *named} & {f"{i:02d}" for i in range(int(lesson.name[:2]))})
 
 
@@ -68,7 +68,7 @@ def guide(lessons: list[Lesson]) -> str:
     questions = dict(re.findall(r"^## (\d\d)[^\n]*\n(.*?)(?=^## |\Z)", exam, re.M | re.S))
     known, parts = set(), ["# For teachers", ABOUT, ""]
     for lesson in lessons:
-        new = dict.fromkeys(anchors[b.lower()] for b in bold(lesson.prose) if b.lower() in anchors)
+        new = dict.fromkeys(anchors[b.lower()] for b in bold(prose(lesson.cells)) if b.lower() in anchors)
         told = [f"[{names[term]}](glossary.md#{term})" for term in new if term not in known]
         known |= set(new)
         where = dict.fromkeys(f'"{heading(lesson, c)}"' for c in lesson.cells if "measured" in c.tags)
@@ -119,6 +119,6 @@ def reading(lessons: list[Lesson]) -> str:
     """What every lesson's end says to read."""
     parts = ["# What to read", ""]
     for lesson in lessons:
-        if found := READ_ON.search(lesson.prose):
+        if found := READ_ON.search(prose(lesson.cells)):
             parts += [f"## {title(lesson)}", "", found[1].strip(), ""]
     return "\n".join(parts) + "\n"

@@ -11,6 +11,7 @@ import ast
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from .environment import YOUR_TURN
@@ -67,11 +68,6 @@ class Lesson:
         """The stem, such as 00_start_here."""
         return self.path.stem
 
-    @property
-    def prose(self) -> str:
-        """The text of all markdown cells."""
-        return prose(self.cells)
-
     def notebook(self, student: bool):
         """The notebook without outputs; `student` leaves the exercises blank."""
         import nbformat  # a second or two, which a process that only reads a student's notebook does not need
@@ -109,11 +105,15 @@ def read_lesson(path) -> Lesson:
 
     Raises ValueError when a tag is unknown, a marker has no partner, or a solution is outside an exercise.
     """
+    return _read(Path(path), Path(path).read_text())
+
+
+@cache
+def _read(path: Path, text: str) -> Lesson:
     import jupytext
 
-    path = Path(path)
     cells, seen = [], {}
-    for raw in jupytext.reads(path.read_text(), fmt="py:percent").cells:
+    for raw in jupytext.reads(text, fmt="py:percent").cells:
         tags = tuple(raw.metadata.get("tags", ()))
         key = hashlib.sha256(f"{raw.cell_type}\n{raw.source}".encode()).hexdigest()[:10]
         seen[key] = seen.get(key, 0) + 1
