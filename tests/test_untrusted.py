@@ -270,6 +270,21 @@ def test_any_flip_and_cut_of_the_state_is_noticed(copy):
         refused(copy, "state.json")
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_bit_of_the_small_files_and_many_of_the_large_are_noticed(copy):
+    chance = random.Random(5)
+    for name in FILES:
+        data = (copy / name).read_bytes()
+        places = [(at, bit) for at in range(len(data)) for bit in range(8)]
+        if name == "rank0.safetensors":
+            places = chance.sample(places, 5000)
+        for at, bit in places:
+            flip(copy / name, data, at, bit)
+            refused(copy, name)
+        (copy / name).write_bytes(data)
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_flip_cut_or_swap_of_each_file_is_noticed(name, copy, run):
     data, chance = (copy / name).read_bytes(), random.Random(1)

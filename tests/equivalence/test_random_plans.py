@@ -52,7 +52,7 @@ def drawn(chance: Random):
         for name, values in CHOICES.items()
         if sizes.get(NEEDS.get(name, "micro"), 2) > 1 and NEEDS.get(name) in (None, *sizes)
     }
-    heads = chance.choice([2, 4, 6])
+    heads = chance.choice([1, 2, 3, 4, 5, 6])
     config = GPT2Config(
         vocab_size=chance.choice([11, 12]),
         n_positions=12,
