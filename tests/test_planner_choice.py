@@ -343,7 +343,7 @@ def trained_by(line: str) -> Plan:
     [
         (["--cluster", "laptop", "--ranks", "1"], "python -m gpt2lab train", "float32"),
         (["--cluster", "laptop", "--ranks", "4"], "torchrun --standalone --nproc-per-node ", "float32"),
-        (["--cluster", "h100x64", "--ranks", "8", "--memory", "45MiB", "--cards", "4"],
+        (["--cluster", "h100x64", "--ranks", "8", "--least", "memory", "--cards", "4"],
          "CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes 2 ",
          "bfloat16"),
     ],

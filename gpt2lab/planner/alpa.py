@@ -13,7 +13,7 @@ from math import inf
 from ..machine.arguments import checked
 from ..machine.patience import patiently
 from .cuts import ChainPlan, ChainProblem, CutOperator, block_mesh, merged
-from .graph_stages import least
+from .graph_stages import integer_program
 
 
 @checked(layers=(1, 10_000), slack=0)
@@ -109,7 +109,9 @@ def intra_operator(
     target = np.array(target)
     able = np.isfinite(target)
     scale = max(target[able].max(initial=0), 1e-300)
-    found = least(np.where(able, target, 0) / scale, np.arange(width) < whole, able.astype(float), rows)
+    found = integer_program(
+        np.where(able, target, 0) / scale, np.arange(width) < whole, able.astype(float), rows
+    )
     if found.x is None:
         return inf, []
     chosen = [int(np.argmax(found.x[a : a + len(row)])) for a, row in zip(first, costs, strict=True)]

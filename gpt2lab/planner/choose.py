@@ -100,8 +100,7 @@ class _Search:
                 self.rejected["numbers of ranks that cannot win"] += 1
                 continue
             asked = self.cluster, world, rows, length, self.rejected, self.goal.schedules
-            plans = proposals(config, *asked)
-            every = [(*bounds.of(plan), plan) for plan in plans]
+            every = [(*bounds.of(plan), plan) for plan in proposals(config, *asked)]
             # what is good in both leaves few to a front, what is good for the goal few to a choice
             promise = lambda one: self.goal.order(one[2], *one[:2]) if self.many else one[0] * one[1]
             for seconds, size, plan in watch(sorted(every, key=promise)):

@@ -127,7 +127,7 @@ def piper(
     return min(found, key=lambda plan: plan[0])
 
 
-def least(cost, whole, most, rows):
+def integer_program(cost, whole, most, rows):
     """The least `cost` of numbers from 0 to `most`, the `whole` ones integers, by HiGHS.
 
     `rows` are ({place: factor}, least sum, most sum).
@@ -139,8 +139,7 @@ def least(cost, whole, most, rows):
     matrix = np.zeros((len(rows), len(cost)))
     for line, row in zip(matrix, places, strict=True):
         line[list(row)] = list(row.values())
-    limits = LinearConstraint(matrix, low, high)
-    options = {"mip_rel_gap": 0}
+    options, limits = {"mip_rel_gap": 0}, LinearConstraint(matrix, low, high)
     return milp(cost, integrality=whole, bounds=Bounds(0, most), constraints=limits, options=options)
 
 
@@ -178,7 +177,7 @@ def stages_by_ilp(
         if memory:
             rows.append(({x(v, s): memory[0][v] for v in range(n)}, 0, memory[1]))
     whole = np.append(np.ones(width - 1), 0)  # all but T
-    found = least(1 - whole, whole, np.append(np.ones(width - 1), np.inf), rows)
+    found = integer_program(1 - whole, whole, np.append(np.ones(width - 1), np.inf), rows)
     if found.x is None:
         said = f"No {stages} stages fit: the memory limit is too small. Use more stages, or a larger limit."
         raise ValueError(said)

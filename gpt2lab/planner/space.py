@@ -105,8 +105,7 @@ def _options(mesh: Plan, rows: int, many: bool, node: int, schedules: tuple, rej
     if many and mesh.pp > 1 and len(zeros) > 1:
         rejected["ZeRO-2 or 3 beside a pipeline"] += 2 * len(micros)
         zeros = zeros[:2]
-    if len(zeros) > 2 and mesh.pp == 1:
-        zeros.append({"zero": 3, "refill": True})
+    zeros += [{"zero": 3, "refill": True}] * (len(zeros) > 2 and mesh.pp == 1)
     if 1 < here < together and together % here == 0:  # HSDP
         zeros += [more | {"shard": here} for more in zeros[2:]]
         rejected["other groups of HSDP"] += len(micros)
