@@ -574,12 +574,12 @@ for r in published.ROWS:
 # it wrong? Small models come out too fast: their many small operators are slower than one efficiency says; the widest
 # come out too slow. DeepSpeed's ZeRO-3 of 2021 gained nothing from 768 to 1,536 GPUs: it was slower than with one of a
 # machine's eight cards. PyTorch's FSDP on 128 GPUs is within 22 %<!--above-->. A prediction says what links permit, not
-# what a library makes of them. Table 1 is interleaved (section 5.1); how often is not printed.
+# what a library makes of them.
 #
-# Llama 3's first chunk holds the embedding alone (section 3.3.2), so a chunk is one block. Its row of 128k tokens comes
-# out 29 %<!--above--> too fast if attention is counted whole, and fits if by halves, as a causal one computes. Memory
-# is half of what nvidia-smi showed for BLOOM, which counts float32 gradients, buffers, the allocator's rest. Llama 3's
-# 249 GB<!--above--> are more than a GPU has: not counted are their FSDP and what they free early.
+# Llama 3's row of 128k tokens comes out 29 %<!--above--> too fast if attention is counted whole, and fits if by halves,
+# as a causal one computes. Memory is half of what nvidia-smi showed for BLOOM, which counts float32 gradients, buffers,
+# the rest of the allocator. Llama 3's 249 GB<!--above--> are more than a GPU has: not counted are their FSDP and what
+# they free early.
 #
 # ## Somebody is always broken
 #
