@@ -459,7 +459,7 @@ LATER = {
     ),
     "OPT-175B on its 992 A100?": (
         "--config opt-175b --cluster a100x64 --ranks 992 --rows 992",
-        "Zhang et al. 2022, Training Efficiency: FSDP and Megatron's tensor parallelism, 147 TFLOP/s a card; tp=8 in "
+        "Zhang et al. 2022, section 2.4: FSDP and Megatron's tensor parallelism, 147 TFLOP/s a card; tp=8 in "
         "metaseq's projects/OPT/download_opt175b.md",
         "dp=248,tp=4,micro=2,zero=3,refill=true,sp=true",
     ),
