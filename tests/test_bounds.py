@@ -63,7 +63,6 @@ def test_sums_between_machines_are_no_slower_than_their_cards():
         ("UPDATE", 9_000),
         ("kept_by_dense_block", lambda *unit: 10**12),
         ("stream_bytes", lambda *unit: 10**12),
-        ("head_work", lambda *unit: [(10**15, 0, 0)] * 2),
         ("pairs_seen", lambda share, tokens: 10**9),
     ],
 )
