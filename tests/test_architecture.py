@@ -201,8 +201,8 @@ OVER = {
     "sharding": 3_149,
     "planner": 5_842,
     "classroom": 2_311,
-    "core": 12_200,
-    "the package": 48_934,
+    "core": 12_177,
+    "the package": 48_867,
 }  # too large today: these may only shrink
 
 

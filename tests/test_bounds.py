@@ -59,7 +59,7 @@ def test_sums_between_machines_are_no_slower_than_their_cards():
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("OPERATORS", 12_000),
+        ("block_work", lambda *unit: (0, 0, 12_000)),
         ("UPDATE", 9_000),
         ("kept_by_dense_block", lambda *unit: 10**12),
         ("stream_bytes", lambda *unit: 10**12),

@@ -87,7 +87,7 @@ COMMANDS = {
         [(plan, "_trained_here", 0), (style, "save_figure", None)],
         {
             "--layers": "2", "--width": "64", "--heads": "64", "--kv-heads": "1", "--mlp": "100", "--vocab": "99",
-            "--config": "mini", "--rows": "4", "--length": "16", "--precision": "bf16", "--itemsize": "8",
+            "--config": "mini", "--rows": "4", "--length": "16", "--precision": "bf16",
             "--ranks": "1", "--cards": "1", "--between": "1kbit", "--tokens": "2T", "--cluster": "v100x64",
             "--memory": "1KiB", "--seconds": "1e-9", "--least": "memory", "--explain": None,
             "--json": None, "--figure": "a.png", "--run": None,
@@ -99,7 +99,7 @@ COMMANDS = {
         {
             "--layers": "2", "--width": "64", "--heads": "64", "--kv-heads": "1", "--mlp": "100", "--vocab": "99",
             "--plan": "dp=2", "--optimizer": "sgd", "--config": "mini", "--rows": "4", "--length": "16",
-            "--precision": "bf16", "--itemsize": "8", "--experts": "2",
+            "--precision": "bf16", "--experts": "2",
             "--top-k": "3", "--router": "switch", "--capacity": "0.5",
         },
     ),

@@ -529,6 +529,9 @@ def test_prices_by_hand():
     assert [problem.job(1, on(0), on(first)) for first in (1, 2)] == [36 + 4, 36 + 16]
     # four times 160 bytes of state; 16 bytes kept of two micro-batches on the first of two stages
     assert problem.memory((on(0), on(1))) == [640 + 32, 640 + 16, 0, 0]
+    # blocks that begin with the same device are two stages as well
+    wide = Assignment(0, 2, ("whole", "whole"))
+    assert problem.memory((on(0), wide)) == [640 + 32 + 640 + 16, 640 + 16, 0, 0]
 
 
 def test_metropolis_takes_the_better_and_sometimes_the_worse():

@@ -343,7 +343,7 @@ def trained_by(line: str) -> Plan:
     [
         (["--cluster", "laptop", "--ranks", "1"], "python -m gpt2lab train", "float32"),
         (["--cluster", "laptop", "--ranks", "4"], "torchrun --standalone --nproc-per-node ", "float32"),
-        (["--cluster", "h100x64", "--ranks", "8", "--memory", "45MiB", "--cards", "4"],
+        (["--cluster", "h100x64", "--ranks", "8", "--least", "memory", "--cards", "4"],
          "CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nnodes 2 ",
          "bfloat16"),
     ],
@@ -373,7 +373,10 @@ def test_what_this_package_cannot_launch_is_said(capsys):
         capsys, "--cluster", "h100x64", "--layers", "2"
     )
     without_zero = asked(capsys, "--cluster", "h100x64", "--ranks", "1")
-    assert "not launched: this package has float32 masters beside bf16 only with ZeRO." in without_zero
+    assert (
+        "not launched: this package has float32 masters beside bf16 only with ZeRO. Add zero=1"
+        in without_zero
+    )
     assert "launch: python" in asked(capsys, "--cluster", "h100x64", "--ranks", "1", "--precision", "bf16")
 
 
@@ -419,7 +422,7 @@ SOON = {  # question: (command line, what others chose, words of our plan, or of
     "13 billion on 64 H100?": (
         "--config 13b --cluster h100x64 --ranks 64 --rows 512",
         "IBM and PyTorch 2024, README of fms-fsdp: HSDP on 128 A100, one sequence a card, nothing computed twice",
-        "dp=64,micro=8,zero=2,loss=chunked",
+        "dp=64,micro=4,zero=3,refill=true,loss=chunked",
     ),
     "70 billion on eight V100 of 16 GB?": (
         "--config 70b --cluster v100x64 --ranks 8 --rows 8",
@@ -429,25 +432,25 @@ SOON = {  # question: (command line, what others chose, words of our plan, or of
     "13 billion on eight H100, half a second a step?": (
         "--config 13b --cluster h100x64 --ranks 8 --rows 64 --seconds 0.5",
         "nobody did: the operations alone take 5 s",
-        "takes 500 ms or less: the fastest, pp=2,dp=4,micro=16,zero=1,schedule=zb_v, takes 6.08 s",
+        "takes 500 ms or less: the fastest, dp=8,micro=8,zero=3,refill=true, takes 5.12 s",
     ),
 }
 LATER = {
     "8 billion at 128k tokens on 64 H100?": (
         "--config llama3-8b --cluster h100x64 --ranks 64 --rows 32 --length 131072",
         "Grattafiori et al. 2024, section 3.3.2: context parallelism for 128k, beside tensor parallelism in machines",
-        "dp=4,cp=4,tp=4,micro=8,zero=2,layout=zigzag,exchange=ring,sp=true",
+        "dp=4,cp=4,tp=4,micro=8,zero=3,refill=true,layout=zigzag,exchange=ring,sp=true",
     ),
     "7 billion on two machines that a wire of 10 Gbit/s joins?": (
         "--config 7b --cluster h100x64 --ranks 16 --rows 64 --between 10gbit",
         "Yuan et al. 2022, Decentralized training: stages between sites, replicas inside",
-        "pp=2,dp=2,cp=4,micro=32,zero=1,schedule=zb_v,exchange=heads,loss=chunked",
+        "dp=8,micro=4,zero=2,loss=chunked",
     ),
     "Mixtral 8x7B on 64 H100?": (
         "--config mixtral-8x7b --cluster h100x64 --ranks 64 --rows 512 --length 4096",
         "Mistral AI do not say; megatron/core/transformer/moe/README.md has tp=1, ep=8, pp=4, interleaved, for 64 H100 "
         "(of a model that is only data, experts are not spread here)",
-        "dp=32,tp=2,micro=16,zero=2,sp=true",
+        "pp=4,dp=8,cp=2,micro=64,zero=1,schedule=zb_v,layout=zigzag,exchange=ring,loss=chunked",
     ),
     "BLOOM on its 384 A100 of 80 GB?": (
         "--config bloom-176b --cluster a100x64 --ranks 384 --rows 2048 --between 400gbit",
@@ -456,14 +459,14 @@ LATER = {
     ),
     "OPT-175B on its 992 A100?": (
         "--config opt-175b --cluster a100x64 --ranks 992 --rows 992",
-        "Zhang et al. 2022, Training Efficiency: FSDP and Megatron's tensor parallelism, 147 TFLOP/s a card; tp=8 in "
+        "Zhang et al. 2022, section 2.4: FSDP and Megatron's tensor parallelism, 147 TFLOP/s a card; tp=8 in "
         "metaseq's projects/OPT/download_opt175b.md",
-        "dp=124,tp=8,micro=4,zero=2,sp=true",
+        "dp=248,tp=4,micro=2,zero=3,refill=true,sp=true",
     ),
     "70 billion on 512 H100?": (
         "--config 70b --cluster h100x64 --ranks 512 --rows 1024",
         "Touvron et al. 2023, Llama 2, do not say; fms-fsdp: FSDP on 128 A100, six sequences a card, recomputed",
-        "pp=8,dp=16,cp=4,micro=64,zero=1,schedule=zb_v,layout=zigzag,exchange=ring",
+        "dp=256,tp=2,micro=4,zero=3,refill=true,sp=true",
     ),
 }
 
@@ -476,7 +479,8 @@ def answered(question: tuple[str, str, str], capsys) -> None:
     assert others and (ours in told.err if refused else json.loads(told.out)["best"]["plan"] == ours)
     if not refused:
         best = json.loads(told.out)["best"]
-        assert 0.2 < best["mfu"] < 0.75 and best["memory"] <= 80e9
+        # attention is counted whole and computed by halves
+        assert 0.2 < best["mfu"] < (0.9 if "131072" in asked else 0.75) and best["memory"] <= 80e9
 
 
 @pytest.mark.parametrize("question", SOON)

@@ -185,6 +185,14 @@ def test_memory_where_the_logits_of_a_chunk_are_most_of_it():
     within_five_percent([held(0, 1, "loss=chunked", *sizes)], "loss=chunked", *sizes)
 
 
+def test_memory_where_what_the_last_norm_keeps_is_most_of_it():
+    """The last of two stages of one block holds its input and its output of both micro-batches, and no logits."""
+    plan = Plan.parse("pp=2,micro=2,schedule=gpipe,loss=chunked")
+    asked = plan, GPT2Config(8, 64, 1, 1, 16), 64, 64
+    last = memory(*asked)[1]
+    assert last.total == pytest.approx(dry_run(*asked, rank=1).held, rel=0.02)
+
+
 UNEVEN = [  # what replicas hold differs, or the keys and values of slices add up
     "dp=4,zero=3,data=owner",
     "dp=4,data=server",

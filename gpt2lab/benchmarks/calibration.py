@@ -13,7 +13,7 @@ from argparse import Namespace
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 
 import numpy as np
 import torch
@@ -95,7 +95,12 @@ def cluster_of(found: dict, memory: float = float("inf")) -> Cluster:
     device = Device(found["rate"], memory, found["launch"], found["copy"], add=TORCH_ADDS)
     network = Network(Link(found["latency"], found["bandwidth"]), node=64)
     laptop = find_cluster("laptop")
-    source = "measured here" if "steps" in found else laptop.source
+    off = [abs(step["fitted"] / step["seconds"] - 1) for step in found.get("steps", ())]
+    source = (
+        f"measured here; of the {len(off)} steps that it is fitted to half are within {median(off):.0%}"
+        if off
+        else (f"{laptop.source}; gpt2lab calibrate measures this machine")
+    )
     slowed = tuple((int(ranks), factor) for ranks, factor in found.get("slowed", {}).items())
     return Cluster(4, device, network, 0, found["cores"], source, found.get("call", laptop.call), slowed)
 

@@ -22,6 +22,7 @@ from ..plan import Plan
 from ..planner.choose import LEAST, Goal, in_bytes, in_seconds, parallelize
 from ..planner.models import Transformer, model_typed, of_model
 from ..planner.problem import CLUSTERS, PRECISIONS, Cluster, find_cluster, size_in_bytes
+from ..planner.published_steps import SAID
 from ..planner.space import FEW, PRUNED
 
 
@@ -113,7 +114,8 @@ def launching_line(plan: Plan, config, args, cluster: Cluster) -> str:
         return f"not launched: this package builds {', '.join(PRESETS)} with their own sizes and positions"
     if args.precision.startswith("bf16-mixed") and not plan.zero:
         return (
-            "not launched: this package has float32 masters beside bf16 only with ZeRO. Use --precision bf16"
+            "not launched: this package has float32 masters beside bf16 only with ZeRO. Add zero=1 to this plan (one "
+            "rank holds as much with it), or use --precision bf16"
         )
     kind = {"float32": "float32", "float64": "float64"}.get(args.precision, "bfloat16")
     said = (
@@ -150,6 +152,7 @@ def answer(choice, args, cluster, config) -> str:
     lines += [f"  {line};"]
     lines += [f"  {reason};" for reason in choice.reasons]
     lines[-1] = lines[-1].removesuffix(";") + "."
+    lines += [f"  clock: {cluster.source if cluster.cores else SAID['clock']}."]
     lines += [f"  {launching_line(choice.plan, config, args, cluster)}"]
     few = "plans" if cluster.devices <= FEW else "of the plans predicted, those"
     lines += ["", f"{few} that none beats in both time and memory (predicted):"]

@@ -13,6 +13,7 @@ from math import inf
 from ..machine.arguments import checked
 from ..machine.patience import patiently
 from .cuts import ChainPlan, ChainProblem, CutOperator, block_mesh, merged
+from .graph_stages import integer_program
 
 
 @checked(layers=(1, 10_000), slack=0)
@@ -87,42 +88,29 @@ def intra_operator(
     Cost and strategies are inf and [] where nothing fits. Section 4.2.
     """
     import numpy as np
-    from scipy.optimize import Bounds, LinearConstraint, milp
 
     first, width = [], 0
     for row in costs:
         first.append(width)
         width += len(row)
     whole, target = width, [c for row in costs for c in row]
-    rows, low, high = [], [], []
-
-    def limited(places: Mapping[int, float], least: float, most: float) -> None:
-        row = np.zeros(whole + sum(len(costs[v]) * len(costs[u]) for v, u in changes))
-        row[list(places)] = list(places.values())
-        rows.append(row), low.append(least), high.append(most)
-
-    for v, row in enumerate(costs):
-        limited({first[v] + i: 1 for i in range(len(row))}, 1, 1)
+    rows = [({first[v] + i: 1 for i in range(len(row))}, 1, 1) for v, row in enumerate(costs)]
     for (v, u), matrix in changes.items():
         many, few = len(costs[v]), len(costs[u])
         for i in range(many):
-            limited({width + i * few + j: 1 for j in range(few)} | {first[v] + i: -1}, 0, 0)
+            rows.append(({width + i * few + j: 1 for j in range(few)} | {first[v] + i: -1}, 0, 0))
         for j in range(few):
-            limited({width + i * few + j: 1 for i in range(many)} | {first[u] + j: -1}, 0, 0)
+            rows.append(({width + i * few + j: 1 for i in range(many)} | {first[u] + j: -1}, 0, 0))
         target += [matrix[i][j] for i in range(many) for j in range(few)]
         width += many * few
     if limit < inf:
         held = {first[v] + i: m / limit for v, row in enumerate(memory) for i, m in enumerate(row)}
-        limited(held, 0, 1)
+        rows.append((held, 0, 1))
     target = np.array(target)
     able = np.isfinite(target)
     scale = max(target[able].max(initial=0), 1e-300)
-    found = milp(
-        np.where(able, target, 0) / scale,
-        integrality=np.arange(width) < whole,
-        bounds=Bounds(0, able.astype(float)),
-        constraints=LinearConstraint(np.array(rows), low, high),
-        options={"mip_rel_gap": 0},
+    found = integer_program(
+        np.where(able, target, 0) / scale, np.arange(width) < whole, able.astype(float), rows
     )
     if found.x is None:
         return inf, []

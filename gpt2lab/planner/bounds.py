@@ -8,6 +8,7 @@ message and no logits are in it, so the tests can hold every prediction above bo
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from ..plan import Plan
 from .kept import kept_by_dense_block, stream_bytes, weights_held
@@ -18,6 +19,8 @@ from .share import RankShare, frame
 
 # a backward gives both gradients, so that the last one passes all stages
 JOINT = "1f1b", "interleaved", "gpipe"
+WORK = attrgetter("pp", "dp", "cp", "tp", "micro", "schedule", "sp", "layout", "exchange")
+STATE = attrgetter("zero", "refill", "shard", "recompute")
 
 
 @dataclass
@@ -39,21 +42,17 @@ class Bounds:
             )
         self.device, network = self.cluster.device.with_numbers(self.itemsize), self.cluster.network
         self.wire = max(link.bandwidth for link in (network.inside, network.between) if link)
-        # (query, key) pairs of a row, all ranks together
-        self.seen = pairs_seen(RankShare(Plan(), self.config, 1, self.length), self.length)
 
     def of(self, plan) -> tuple[float, float]:
         """(seconds, bytes), both at most what `cost.predict` says, however the loss is computed."""
-        mesh = plan.pp, plan.dp, plan.cp, plan.tp, plan.micro, plan.schedule, plan.sp, plan.layout, plan.exchange
-        more = plan.zero, plan.refill, plan.shard, plan.recompute
-        return self._once(("both", *mesh, *more), lambda: self._of(plan, mesh))
+        return self._once((WORK(plan), STATE(plan)), lambda: self._of(plan))
 
-    def _of(self, plan, mesh: tuple) -> tuple[float, float]:
+    def _of(self, plan) -> tuple[float, float]:
         share = RankShare(plan, self.config, self.rows, self.length, self.itemsize, mixed=self.mixed)
         mine = self.elements(share) / (share.sharing[0] if plan.zero else 1)
         update = UPDATE * share.master * mine / self.device.copy
-        seconds = max(self._once(("seconds", *mesh, share.again), lambda: self.seconds(share)), self.sums(share))
-        return update + seconds, self.bytes(share)
+        seconds = self._once((WORK(plan), share.again), lambda: self.seconds(share))
+        return update + max(seconds, self.sums(share)), self.bytes(share)
 
     def sums(self, share: RankShare) -> float:
         """Seconds of the first stage's gradients and new weights from machine to machine, however much is hidden."""
@@ -70,7 +69,8 @@ class Bounds:
     def ideal(self, world: int) -> float:
         """Seconds of all operations, on so many ranks that all work all the time."""
         net, tokens = units(self.config), self.rows * self.length
-        blocks = net.n_layer * (2 * net.multiplied * tokens + 4 * net.n_embd * self.rows * self.seen)
+        seen = self.rows * pairs_seen(RankShare(Plan(), self.config, 1, self.length), self.length)
+        blocks = net.n_layer * (2 * net.multiplied * tokens + 4 * net.n_embd * seen)
         return 3 * (blocks + 2 * net.n_embd * net.vocab_size * tokens) / (world * self.device.rate)
 
     def _once(self, key: tuple, make: Callable):
@@ -82,14 +82,15 @@ class Bounds:
         """Seconds of the stage that ends last, its messages and its update apart."""
         plan, (blocks, ends), machine = share.plan, share.again, RankOnCluster(self.cluster, share)
         rows = -(-self.rows // plan.dp)
-        unit, micro = (share, rows, share.tokens), rows / -(-rows // plan.micro)  # all rows; full micro-batches
+        unit, micro = (share, rows, share.tokens), rows / -(-rows // plan.micro)  # of all rows
         # stages share cores only where they work at the same time
         work = lambda flops, moved, each: (
             machine.work(flops, moved, each * micro) / (machine.crowd if plan.pp > 1 else 1)
         )
         block = work(*block_work(*unit))
         if plan.sp:  # two gathers and two sums forward, three and two backward, as fast as the fastest link
-            once = (plan.tp - 1) / plan.tp * rows * share.tokens * share.config.n_embd * self.itemsize / self.wire
+            stream = rows * share.tokens * share.config.n_embd * self.itemsize
+            once = (plan.tp - 1) / plan.tp * stream / self.wire
             block += (10 / (3 + blocks) + blocks * 4 / (3 + blocks)) * once
         before, most, joint = 0.0, 0.0, plan.schedule in JOINT
         layers, schedule = share.parts.layers, frame(plan)

@@ -100,9 +100,8 @@ class _Search:
                 self.rejected["numbers of ranks that cannot win"] += 1
                 continue
             asked = self.cluster, world, rows, length, self.rejected, self.goal.schedules
-            plans = proposals(config, *asked)
-            every = [(*bounds.of(plan), plan) for plan in plans]
-            # what is good in both leaves few plans to a front, what is good for the goal few to a choice
+            every = [(*bounds.of(plan), plan) for plan in proposals(config, *asked)]
+            # what is good in both leaves few to a front, what is good for the goal few to a choice
             promise = lambda one: self.goal.order(one[2], *one[:2]) if self.many else one[0] * one[1]
             for seconds, size, plan in watch(sorted(every, key=promise)):
                 if why := self.hopeless(plan, seconds, size):
@@ -112,18 +111,17 @@ class _Search:
 
     def hopeless(self, plan: Plan, seconds: float, size: float) -> str:
         """Why a plan that takes so much at least cannot win, if so: in time and memory, on many devices by the goal."""
-        many = self.many
         below = lambda f: f.prediction.seconds <= seconds and f.prediction.memory <= size
         fewest = self.goal.least == "devices"  # then one that is beaten may still need fewer
         if any(below(f) and not (fewest and f.plan.world > plan.world) for f in self.front):
             return "cannot win"
-        if many and self.best and self.goal.order(plan, seconds, size) >= self.goal.key(self.best):
+        if self.many and self.best and self.goal.order(plan, seconds, size) >= self.goal.key(self.best):
             return "cannot win"
         late = self.fits and self.fits.prediction.seconds <= seconds and seconds > self.goal.seconds
-        if many and late:
+        if self.many and late:
             return "cannot win"
         self.large += size > self.limit
-        return "needs more memory by far" if many and size > self.limit and self.large > LARGE else ""
+        return "needs more memory by far" if self.many and size > self.limit and self.large > LARGE else ""
 
     def add(self, plan: Plan) -> None:
         """Predict a plan."""

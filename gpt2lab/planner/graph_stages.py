@@ -8,6 +8,7 @@ Tarnawski et al., where two stages may need each other.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 
 from ..machine.arguments import checked
 from ..machine.patience import patiently
@@ -126,6 +127,22 @@ def piper(
     return min(found, key=lambda plan: plan[0])
 
 
+def integer_program(cost, whole, most, rows):
+    """The least `cost` of numbers from 0 to `most`, the `whole` ones integers, by HiGHS.
+
+    `rows` are ({place: factor}, least sum, most sum).
+    """
+    import numpy as np
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    places, low, high = zip(*rows, strict=True)
+    matrix = np.zeros((len(rows), len(cost)))
+    for line, row in zip(matrix, places, strict=True):
+        line[list(row)] = list(row.values())
+    options, limits = {"mip_rel_gap": 0}, LinearConstraint(matrix, low, high)
+    return milp(cost, integrality=whole, bounds=Bounds(0, most), constraints=limits, options=options)
+
+
 @checked(times=0, stages=(1, 1000), per_byte=0)
 def stages_by_ilp(
     graph: OperatorGraph,
@@ -143,45 +160,24 @@ def stages_by_ilp(
     Raises ValueError where nothing fits.
     """
     import numpy as np
-    from scipy.optimize import Bounds, LinearConstraint, milp
 
     n, ops = len(graph), graph.operators
     width = 3 * n * stages + 1
-    rows, low = [], []
     x, coming, going = (lambda v, s, k=k: (k * n + v) * stages + s for k in range(3))
-
-    def at_least(bound: float) -> np.ndarray:
-        rows.append(np.zeros(width))
-        low.append(bound)
-        return rows[-1]
-
-    for v in range(n):
-        for sign in (1, -1):
-            at_least(sign)[[x(v, s) for s in range(stages)]] = sign
-    for u, v in graph.edges:
-        for s in range(stages):
-            row = at_least(0)  # u is on one of the stages 0..s wherever v is
-            for t in range(s + 1):
-                row[x(u, t)], row[x(v, t)] = 1, -1
-            for flag, (a, b) in ((coming, (v, u)), (going, (u, v))):
-                row = at_least(0)
-                row[flag(u, s)], row[x(a, s)], row[x(b, s)] = 1, -1, 1
+    rows = [({x(v, s): 1 for s in range(stages)}, 1, 1) for v in range(n)]
+    for (u, v), s in product(graph.edges, range(stages)):
+        # u is on one of the stages 0..s wherever v is
+        rows.append(({x(u, t): 1 for t in range(s + 1)} | {x(v, t): -1 for t in range(s + 1)}, 0, np.inf))
+        for flag, (a, b) in ((coming, (v, u)), (going, (u, v))):
+            rows.append(({flag(u, s): 1, x(a, s): -1, x(b, s): 1}, 0, np.inf))
     for s in range(stages):
-        row = at_least(0)
-        row[-1] = 1
-        for v in range(n):
-            row[x(v, s)] = -times[v]
-            row[coming(v, s)] = row[going(v, s)] = -per_byte * ops[v].output
+        row = {width - 1: 1} | {x(v, s): -times[v] for v in range(n)}
+        row |= {way(v, s): -per_byte * ops[v].output for way in (coming, going) for v in range(n)}
+        rows.append((row, 0, np.inf))
         if memory:
-            at_least(-memory[1])[[x(v, s) for v in range(n)]] = -np.asarray(memory[0], float)
+            rows.append(({x(v, s): memory[0][v] for v in range(n)}, 0, memory[1]))
     whole = np.append(np.ones(width - 1), 0)  # all but T
-    found = milp(
-        1 - whole,
-        integrality=whole,
-        bounds=Bounds(0, np.append(np.ones(width - 1), np.inf)),
-        constraints=LinearConstraint(np.array(rows), low, np.inf),
-        options={"mip_rel_gap": 0},
-    )
+    found = integer_program(1 - whole, whole, np.append(np.ones(width - 1), np.inf), rows)
     if found.x is None:
         said = f"No {stages} stages fit: the memory limit is too small. Use more stages, or a larger limit."
         raise ValueError(said)

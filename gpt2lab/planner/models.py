@@ -8,7 +8,6 @@ Shazeer 2020, "GLU variants improve Transformer"; Ainslie et al. 2023, "GQA"; Ji
 
 import json
 import tomllib
-from argparse import ArgumentTypeError
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -201,13 +200,6 @@ def find_model(name: str, length: int = 0, **sizes) -> GPT2Config:
     return replace(found, **sizes | {"n_positions": max(found.n_positions, length)})
 
 
-def _no_itemsize(text: str):
-    raise ArgumentTypeError(
-        f"{text} bytes alone say neither what the optimizer holds nor how fast it is. Use --precision, such as "
-        "bf16-mixed, bf16 or float32"
-    )
-
-
 OF_SIZES = {
     "layers": "n_layer",
     "width": "n_embd",
@@ -232,7 +224,6 @@ def of_model() -> dict[str, Setting]:
         "precision": Setting(
             "bytes of weights, gradients and optimizer, and their rate", choices=list(PRECISIONS)
         ),
-        "itemsize": Setting("no more: --precision says bytes and rate together", _no_itemsize),
     }
 
 

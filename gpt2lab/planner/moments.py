@@ -42,7 +42,9 @@ class Walk:
             part, experts = key[0], key[1] >= EXPERT
             self.whole[part] += self.e * size
             shards[part] += kept * share.shards[key]
-            self.gathered[part] += self.e * size * (not experts or share.sharers(key) > 1)
+            # what nobody shares lies whole in its shard already, if that has the same numbers
+            apart = share.sharers(key) > 1 or share.master > self.e or self.plan.refill
+            self.gathered[part] += self.e * size * apart
             self.summed[part] += self.e * size * (not experts)  # a block's experts are summed before all else
             self.sums[part] += kept * share.shards[key] * (not experts)
         self.experts = Counter()
@@ -91,6 +93,7 @@ class Walk:
 
     def start_sum(self, size: int) -> None:
         """So many bytes are being summed from now on (stages 2 and 3); what was before has arrived."""
+        size *= self.share.sharing[0] > 1
         self.now["buffers"] += size - self.under_way
         self.under_way = size
 
@@ -105,7 +108,8 @@ class Walk:
         logits = logits_bytes(self.share, rows, tokens) if last else 0
         weights = self._gathered(position)
         self._embed(position)
-        self.note(weights=weights, activations=kept["activations"], logits=2 * logits)
+        narrow = logits * self.e // max(4, self.e) if self.e < 4 and self.plan.tp > 1 else 0
+        self.note(weights=weights, activations=kept["activations"], logits=2 * logits + narrow)
         if self.plan.pp > 1 and self.plan.recompute:
             kept = {"activations": stream_bytes(self.share, rows, tokens) if position else 0}
         self.kept[op.stage, op.micro] = kept
@@ -293,7 +297,7 @@ class Walk:
 
     def _whole_wte(self) -> int:
         """The embedding is whole from its first use to its last (stage 3)."""
-        return self.e * self.wte if self.plan.zero == 3 else 0
+        return max(self.gathered["wte"], self.gathered[self.share.net.head]) * (self.plan.zero == 3)
 
     def _transient(self, rows: int, tokens: int, matrix: int) -> int:
         """What the backward of a block holds besides: gradients of its output and hidden layer, and of one matrix.

@@ -150,6 +150,8 @@ PRECISIONS = {
 }
 """(bytes of weights, activations and messages; of kept gradients, if float32 masters and moments are beside them, else
 0). Mixed are 16 bytes a parameter as in Rajbhandari et al. 2020, section 3.1, or 18 as in Megatron-LM."""
+EFFICIENCY = 0.59
+"""The share of the data sheet's rate that a very large product reaches, fitted in `published_steps`."""
 UNITS = {f"{prefix}{word}": scale ** (1 + power) / bits
          for word, scale, bits in (("b", 1000, 1), ("ib", 1024, 1), ("bit", 1000, 8))
          for power, prefix in enumerate("kmgt")} | {"": 1, "b": 1}  # fmt: skip
@@ -173,7 +175,7 @@ def cluster_from(table: dict, name: str) -> Cluster:
         "inside_latency": 10e-6,
         "between_latency": 10e-6,
         "launch": 5e-6,
-        "efficiency": 0.59,
+        "efficiency": EFFICIENCY,
         "source": name,
     }
     needed = "machines", "cards", "memory", "copy", "peak", "inside", "between"

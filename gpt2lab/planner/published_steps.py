@@ -1,10 +1,10 @@
 """Steps that others have published, and what `cost.predict` says of them: one efficiency for all, no constant of a row.
 
-EFFICIENCY is the share of the data sheet's rate that a very large matrix product reaches. It is `fit` to table 1 of
-Narayanan et al. 2021 alone; all other rows are predicted with it, unseen. Launches, element-wise work, bubbles and
-messages come on top, from the same functions as everywhere: an operator of f operations reaches E f / (f + E x peak x
-launch). Where a source prints operations a second, its seconds follow from Narayanan's equation 3. `assumed` says what
-a source does not print and we chose.
+`problem.EFFICIENCY` is the share of the data sheet's rate that a very large matrix product reaches, in all that is
+planned here. It is `fit` to table 1 of Narayanan et al. 2021 alone; all other rows are predicted with it, unseen.
+Launches, element-wise work, bubbles and messages come on top, from the same functions as everywhere: an operator of f
+operations reaches E f / (f + E x peak x launch). Where a source prints operations a second, its seconds follow from
+Narayanan's equation 3. `assumed` says what a source does not print and we chose.
 """
 
 import math
@@ -17,11 +17,11 @@ from ..machine.arguments import MORE, checked
 from ..model import GPT2Config
 from ..plan import Plan
 from .cost import Prediction, predict
-from .problem import CLUSTERS, Cluster
+from .models import find_model
+from .problem import CLUSTERS, EFFICIENCY, Cluster
 
-EFFICIENCY = 0.59
 TABLE = tomllib.loads(Path(__file__).with_name("published_steps.toml").read_text())
-SOURCES, REASONS = TABLE["sources"], TABLE["reasons"]
+SOURCES, REASONS, SAID = (TABLE[word] for word in ("sources", "reasons", "said"))
 FSDP = SOURCES["FSDP"]
 
 
@@ -42,7 +42,7 @@ def step_flops(
 @checked(rows=1, length=1, seconds=0, teraflops=0, held=0, between=0, tokens=0, efficiency=(MORE, 1))
 @dataclass(frozen=True)
 class Published:
-    """A published run: its model as (layers, width, heads, vocabulary), its plan, and how fast it was.
+    """A published run: its model, a name or (layers, width, heads, vocabulary) of GPT-2's shape; its plan and speed.
 
     `seconds` of a step, or `tokens` a second of one GPU, or its `teraflops`, which count the second forward of the
     blocks where `again`; `held` bytes of a GPU, if printed (by nvidia-smi). `between`: bytes a second of a GPU out of
@@ -51,7 +51,7 @@ class Published:
     """
 
     name: str
-    model: tuple[int, int, int, int]
+    model: tuple[int, int, int, int] | str
     plan: str
     rows: int
     source: str
@@ -68,7 +68,9 @@ class Published:
 
     @property
     def config(self) -> GPT2Config:
-        """Its model in the shape of GPT-2."""
+        """Its model."""
+        if isinstance(self.model, str):
+            return find_model(self.model, self.length)
         layers, width, heads, words = self.model
         return GPT2Config(words, self.length, layers, heads, width)
 
@@ -84,9 +86,12 @@ class Published:
             return self.seconds
         if self.tokens:
             return self.rows * self.length / (self.devices * self.tokens)
-        layers, width, _, words = self.model
-        flops = step_flops(self.rows, self.length, layers, width, words, self.again)
-        return flops / (self.devices * self.teraflops * 1e12)
+        return self.flops(self.again) / (self.devices * self.teraflops * 1e12)
+
+    def flops(self, again: bool) -> float:
+        """Operations of a step, with or without the second forward of its blocks."""
+        c = self.config
+        return step_flops(self.rows, self.length, c.n_layer, c.n_embd, c.vocab_size, again)
 
     def predicted(self, efficiency: float = EFFICIENCY) -> Prediction:
         """What our cost model says of the same step."""
@@ -105,9 +110,8 @@ def _predicted(row: Published, efficiency: float) -> Prediction:
 def cluster(row: Published, efficiency: float) -> Cluster:
     """The machines of a row: its data sheet's, with the one efficiency."""
     found = CLUSTERS[row.cluster].with_devices(row.devices)
-    network = found.network
-    if row.between:
-        network = replace(network, between=replace(network.between, bandwidth=row.between))
+    wire = found.network.between
+    network = replace(found.network, between=replace(wire, bandwidth=row.between or wire.bandwidth))
     return replace(found, device=replace(found.device, rate=efficiency * found.device.peak), network=network)
 
 
@@ -124,7 +128,8 @@ def _published(runs: dict) -> list[Published]:
     for row in runs["rows"]:
         said = common | dict(zip(runs["columns"], row, strict=False))
         plan = said["plan"].format(*said.pop("numbers", ()))
-        whole = said | {"model": tuple(said["model"]), "plan": plan, "source": SOURCES[said["source"]]}
+        model = said["model"] if isinstance(said["model"], str) else tuple(said["model"])
+        whole = said | {"model": model, "plan": plan, "source": SOURCES[said["source"]]}
         found.append(Published(**whole | {"reason": REASONS.get(said.get("reason"), "")}))
     return found
 

@@ -96,9 +96,7 @@ def runs(plan: Plan, config, rows: int, length: int, rejected: Counter) -> bool:
     return True
 
 
-def _options(
-    mesh: Plan, rows: int, many: bool, node: int, schedules: tuple, rejected: Counter
-) -> Iterator[Plan]:
+def _options(mesh: Plan, rows: int, many: bool, node: int, schedules: tuple, rejected: Counter):
     """All that a mesh leaves open: micro-batches, schedule, ZeRO, exchange, sp, recomputation, loss."""
     most = rows // mesh.dp
     together, here = mesh.dp * mesh.cp, node // mesh.tp
@@ -107,8 +105,7 @@ def _options(
     if many and mesh.pp > 1 and len(zeros) > 1:
         rejected["ZeRO-2 or 3 beside a pipeline"] += 2 * len(micros)
         zeros = zeros[:2]
-    if len(zeros) > 2 and mesh.pp == 1:
-        zeros.append({"zero": 3, "refill": True})
+    zeros += [{"zero": 3, "refill": True}] * (len(zeros) > 2 and mesh.pp == 1)
     if 1 < here < together and together % here == 0:  # HSDP
         zeros += [more | {"shard": here} for more in zeros[2:]]
         rejected["other groups of HSDP"] += len(micros)
@@ -127,5 +124,5 @@ def _options(
     ):
         plan = replace(mesh, micro=micro, sp=sp, loss=loss, schedule=schedule, **zero, **more)
         yield plan
-        if plan.zero < 3 or mesh.pp > 1:  # without a pipeline stage 3 runs blocks again, or is refilled instead
+        if plan.zero < 3 or mesh.pp > 1:  # without a pipeline stage 3 runs blocks again, or refills them
             yield replace(plan, recompute=True)

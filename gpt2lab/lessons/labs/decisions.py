@@ -41,10 +41,8 @@ class Workload:
         return predict(plan, self.config, self.rows, self.length, self.cluster, self.itemsize).seconds
 
     def chosen(self) -> Plan:
-        """What `gpt2lab plan` chooses of the schedules that the path knows, and simpler ones."""
-        goal = Goal(
-            self.rows, self.length, itemsize=self.itemsize, schedules=("1f1b", "interleaved", "zb_h1")
-        )
+        """What `gpt2lab plan` chooses."""
+        goal = Goal(self.rows, self.length, itemsize=self.itemsize)
         return parallelize(self.config, self.cluster, goal).plan
 
 
@@ -82,8 +80,8 @@ def envelope(case: Workload, tp: int, pp: int, devices: int = 0) -> Envelope:
 
     Gradients: 2 P / (tp pp) numbers around a ring of replicas, inside a machine or over the node / tp cards that it
     has in each. Tensor parallelism: 8 (t - 1) / t numbers a token and channel of each layer, on the fast link. A
-    bubble: (p - 1) / 3 m, of ZB-H1, the last stage's head, which weighs V / 12 C layers, and 2 (p - 1 + m) messages
-    that stages wait for. Launches: 36 a layer and micro-batch.
+    bubble: (p - 1) / 3 m, of ZB-H1 (ZB-V has less), the last stage's head, which weighs V / 12 C layers, and
+    2 (p - 1 + m) messages that stages wait for. Launches: 36 a layer and micro-batch.
     """
     config, network, device = case.config, case.cluster.network, case.cluster.device
     devices = devices or case.cluster.devices
@@ -135,7 +133,8 @@ def memory_ladder(case: Workload, shape: Envelope):
     for again in (False, True):
         for micro in micros:
             zero = 0 if shape.dp == 1 else 2 if micro == 1 else 1
-            schedule = "zb_h1" if shape.pp > 1 and not again else "1f1b"
+            two = 2 * shape.pp <= case.config.n_layer  # of which ZB-V makes a stage
+            schedule = "1f1b" if shape.pp == 1 or again else "zb_v" if two else "zb_h1"
             sizes = {"pp": shape.pp, "dp": shape.dp, "tp": shape.tp, "sp": shape.tp > 1}
             yield Plan(**sizes, micro=micro, zero=zero, recompute=again, schedule=schedule)
 

@@ -4,14 +4,11 @@ The mixture has 64 experts in every layer, of which a token asks for one (Fedus 
 and forty times its weights.
 """
 
-from dataclasses import replace
-
 from ...experts.mixture import Experts
 from ...model import GPT2Config
 from ...plan import Plan
 from ...planner.cost import Prediction, predict
 from ...planner.problem import CLUSTERS, Cluster
-from ...planner.published_steps import EFFICIENCY
 
 WORLDS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 LENGTH = 2048
@@ -43,9 +40,8 @@ def _one_row(rows: int, replicas: int) -> str:
 
 
 def a100s(name: str = "a100x64") -> Cluster:
-    """4,096 of a kind of GPU, with the efficiency that all published rows are predicted with."""
-    found = CLUSTERS[name].with_devices(max(WORLDS))
-    return replace(found, device=replace(found.device, rate=EFFICIENCY * found.device.peak))
+    """4,096 of a kind of GPU."""
+    return CLUSTERS[name].with_devices(max(WORLDS))
 
 
 def family(name: str, model: str, rows, worlds=WORLDS) -> dict[int, Prediction | str]:
