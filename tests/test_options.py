@@ -107,6 +107,7 @@ COMMANDS = {
         [],
         [
             (calibrate, "measured", SPEEDS),
+            (calibrate, "_used_by_others", 0.0),
             (calibrate, "calibration_file", KNOWN),
             (calibrate, "replacing", contextlib.nullcontext(io.BytesIO())),
             (calibrate, "known", SPEEDS),

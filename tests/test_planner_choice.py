@@ -13,7 +13,7 @@ import pytest
 
 from gpt2lab import cli
 from gpt2lab.benchmarks import calibration, plans
-from gpt2lab.commands import train
+from gpt2lab.commands import calibrate, train
 from gpt2lab.commands.plan import count, launching_line, wired
 from gpt2lab.machine.links import Link, Network
 from gpt2lab.machine.options import parser_of
@@ -243,6 +243,28 @@ def test_calibration_says_how_much_longer_steps_take_than_predicted(monkeypatch)
 
     monkeypatch.setattr(calibration, "Ranks", TwiceAsLong)
     assert calibration.slowed(machine) == pytest.approx({"1": 2.0, "2": 2.0, "4": 2.0})
+
+
+@pytest.mark.parametrize("percent, busy", [((2.0, 60.0), True), ((60.0, 2.0), True), ((2.0, 3.0), False)])
+def test_calibration_on_a_machine_that_others_use_is_not_trusted(
+    percent, busy, monkeypatch, tmp_path, capsys
+):
+    """Before or after it; and who reads the numbers later is told too."""
+    numbers = {"rate": 1e9, "copy": 1e9, "launch": 1e-5, "latency": 1e-4, "bandwidth": 1e9, "cores": 2}
+    numbers |= {"steps": [], "slowed": {}}
+    monkeypatch.setattr(calibrate, "measured", lambda: dict(numbers))
+    for module in (calibrate, calibration):
+        monkeypatch.setattr(module, "calibration_file", lambda: tmp_path / "here.json")
+    shares = iter(percent)
+    monkeypatch.setattr(calibrate.psutil, "cpu_percent", lambda seconds: next(shares))
+    monkeypatch.setattr(calibrate.psutil, "cpu_count", lambda: 2)
+    for _ in range(2):
+        calibrate.run(SimpleNamespace(again=False))
+        said = (
+            "Other programs used 1.2 of 2 cores, so these numbers cannot be trusted."
+            in capsys.readouterr().out
+        )
+        assert said == busy
 
 
 def test_the_benchmark_says_how_well_predictions_hold():
