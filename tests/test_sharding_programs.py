@@ -282,6 +282,20 @@ def test_two_proposals_that_do_not_fit_together_are_not_both_taken():
     assert spread.results["y"].text(["x", "y"]) == "S0"
 
 
+def test_what_is_there_whole_is_cut_without_a_message(pools):
+    """The first product gathers x, which lies by rows; the second needs its columns: a slice of what is there now."""
+    drawn = torch.Generator().manual_seed(0)
+    given = {
+        name: torch.randn(size, generator=drawn, dtype=torch.float64)
+        for name, size in (("x", (4, 6)), ("w", (6, 64)), ("v", (6, 64)))
+    }
+    whole = capture(lambda x, w, v: (x @ w, x @ v), given, ["a", "b"])
+    marks = {"x": Mark("S0R"), "w": Mark("RS0"), "v": Mark("S0R"), "a": Mark("RS0")}
+    one = program(marks, {"x": 2}, whole)
+    assert [kind for kind, *_ in one.changes()] == ["all-gather", "reduce-scatter"]
+    check_program(pools, one, given, {"a": given["x"] @ given["w"], "b": given["x"] @ given["v"]})
+
+
 def test_a_result_lies_as_its_own_mark_says_and_else_as_its_input():
     whole = capture(lambda x: (2 * x,), {"x": torch.ones(4, 4)}, ["new x"])
     for marks, lies in (({}, "RS0"), ({"new x": Mark("S0R")}, "S0R")):
