@@ -360,8 +360,8 @@ alike = sum(Plan.parse(one).axes == Plan.parse(other).axes for _, one, other, _ 
 print(f"same mesh: {alike} of {len(rows)}, worst {max(ratios):.2f}")
 
 # %% [markdown]
-# Where the path loses, at worst by a factor of 1.29<!--above-->, it is because it knows neither HSDP nor some of the
-# machines. On H100s with few rows HSDP wins: it gathers weights while forward and backward compute, where ZeRO-2 sends
+# Where the path loses, at worst by a factor of 1.29<!--above-->, it is because it knows no HSDP, and only all machines
+# or one. On H100s with few rows HSDP wins: it gathers weights while forward and backward compute, where ZeRO-2 sends
 # all of them after the update, when nothing hides it. For the small model on V100s four machines would be best.
 #
 # ## Who did it first
