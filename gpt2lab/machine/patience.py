@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sized
 AFTER = 5.0  # seconds
 
 
-def patiently(steps: Iterable, what: str, total: int | None = None) -> Iterator:
-    """Go through `steps`, of which there are `total` where they have no length; `what` they are, in the plural.
+def patiently(steps: Iterable, what: str, total: int | None = None, falling: bool = False) -> Iterator:
+    """Go through `steps`, of which there are `total` where they have no length; `what` they are, in the plural;
+    `falling`: the first ones take the longest.
 
     After AFTER seconds one line on stderr says how many are done and how long the others take. While lessons are built
     it says nothing, as their texts must not depend on the machine.
@@ -21,7 +22,8 @@ def patiently(steps: Iterable, what: str, total: int | None = None) -> Iterator:
             said = True
             rest = "nobody knows how many are left"
             if total is not None and done:
-                rest = f"the other {total - done:,} take about {rounded_time((total - done) * passed / done)}"
+                estimate = rounded_time((total - done) * passed / done)
+                rest = f"the other {total - done:,} take {'less than' if falling else 'about'} {estimate}"
             print(
                 f"{done:,} {what} took {passed:.0f} s; {rest}. Ctrl-C ends it.", file=sys.stderr, flush=True
             )
