@@ -37,9 +37,9 @@ def laptop(rate: float, bandwidth: float, ranks: int = 2) -> Machine:
 
 
 def machines() -> tuple[Machine, Machine]:
-    """One machine of 8 H100 GPUs on NVLink, and 8 of them on InfiniBand, at half of the peak, in bfloat16."""
+    """One machine of 8 H100 GPUs on NVLink, and 8 of them on InfiniBand, in bfloat16, at half of their peak."""
     found = find_cluster("h100x64")
-    network, rate = found.network, found.device.rate
+    network, rate = found.network, found.device.peak / 2
     return (
         Machine("8 GPUs", network.node, rate, network.inside.bandwidth, 2, found.source),
         Machine("64 GPUs", found.devices, rate, network.between.bandwidth, 2, found.source),
