@@ -202,7 +202,7 @@ OVER = {
     "planner": 5_842,
     "classroom": 2_311,
     "core": 12_177,
-    "the package": 48_885,
+    "the package": 48_884,
 }  # too large today: these may only shrink
 
 

@@ -95,12 +95,11 @@ def cluster_of(found: dict, memory: float = float("inf")) -> Cluster:
     device = Device(found["rate"], memory, found["launch"], found["copy"], add=TORCH_ADDS)
     network = Network(Link(found["latency"], found["bandwidth"]), node=64)
     laptop = find_cluster("laptop")
-    off = [abs(step["fitted"] / step["seconds"] - 1) for step in found.get("steps", ())]
-    source = (
-        f"measured here; of the {len(off)} steps that it is fitted to half are within {median(off):.0%}"
-        if off
-        else (f"{laptop.source}; gpt2lab calibrate measures this machine")
-    )
+    source = f"{laptop.source}; gpt2lab calibrate measures this machine"
+    if off := [abs(step["fitted"] / step["seconds"] - 1) for step in found.get("steps", ())]:
+        source = (
+            f"measured here; of the {len(off)} steps that it is fitted to half are within {median(off):.0%}"
+        )
     slowed = tuple((int(ranks), factor) for ranks, factor in found.get("slowed", {}).items())
     return Cluster(4, device, network, 0, found["cores"], source, found.get("call", laptop.call), slowed)
 
