@@ -71,6 +71,14 @@ def test_the_same_mutants_are_drawn_every_time_and_each_is_python():
         ast.parse(mutant.text())
 
 
+def test_mutants_that_are_known_stay_and_those_that_are_gone_are_replaced():
+    mutants = drawn(60)
+    known = [m.name for m in mutants[::2]] + ["gpt2lab/model.py gone constant: 1 -> 2"]
+    others = drawn(60, seed=1, kept=known)
+    assert len(others) == 60 and {m.name for m in others} >= set(known[:-1])
+    assert sum(m in mutants for m in others) < 45
+
+
 def test_bugs_by_hand_are_still_where_they_can_be_planted():
     bugs = planted()
     assert len(bugs) > 60 and len({bug.name for bug in bugs}) == len(bugs)

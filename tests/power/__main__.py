@@ -1,4 +1,4 @@
-"""`python -m power reach | run | planted | table`, see the package's docstring."""
+"""`python -m power reach | run | again | planted | table`, see the package's docstring."""
 
 import argparse
 import shutil
@@ -25,6 +25,21 @@ def run(mutants) -> None:
         shutil.rmtree(copy.folder, ignore_errors=True)
 
 
+def again(mutants) -> None:
+    """Run every killed mutant against its killer; what it no longer notices, or has no killer now, is open again."""
+    known, copy = results(), Copy()
+    known = {m.name: known[m.name] for m in mutants if m.name in known}
+    try:
+        for n, mutant in enumerate(mutants):
+            said, killer = known.get(mutant.name, ("", ""))
+            if said == "killed" and not copy.still_dies(mutant, killer):
+                del known[mutant.name]
+                print(f"{n + 1}/{len(mutants)} open again: {mutant.name}, {killer}", flush=True)
+    finally:
+        shutil.rmtree(copy.folder, ignore_errors=True)
+    RESULTS.write_text("".join(f"{name}\t{said}\t{killer}\n" for name, (said, killer) in known.items()))
+
+
 def table(mutants) -> None:
     """The score of each room, and every mutant that is not killed."""
     known, rooms = results(), defaultdict(Counter)
@@ -45,7 +60,7 @@ def table(mutants) -> None:
 def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m power", description=__doc__)
-    parser.add_argument("what", choices=["reach", "run", "planted", "table"])
+    parser.add_argument("what", choices=["reach", "run", "again", "planted", "table"])
     parser.add_argument("files", nargs="*", default=["tests"], help="whose tests reach runs (default: all)")
     parser.add_argument("--count", type=int, default=400, help="mutants that are drawn (default: 400)")
     parser.add_argument("--seed", type=int, default=SEED)
@@ -56,7 +71,8 @@ def main() -> int:
         run(planted())
         table(planted())
         return 0
-    {"run": run, "table": table}[options.what](drawn(options.count, options.seed))
+    ways = {"run": run, "again": again, "table": table}
+    ways[options.what](drawn(options.count, options.seed, results()))
     return 0
 
 

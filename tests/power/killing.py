@@ -16,6 +16,9 @@ from .reaching import ROOT
 SECONDS = 40  # of processor time, for each mutant; then it is not decided
 MOST = 400  # tests, the most direct ones
 
+COLLECTED = "while tests are collected"
+"""The killer of a mutant with which the tests cannot even be imported."""
+
 RESULTS = Path(__file__).parent / "results.tsv"
 
 
@@ -64,6 +67,13 @@ class Copy:
         for word in ("init -q", "add .", "-c user.name=x -c user.email=x@x commit -qm x"):  # tests ask git
             subprocess.run(["git", *word.split()], cwd=self.folder, check=True)
 
+    def still_dies(self, mutant: Mutant, killer: str) -> bool:
+        """Whether the test that once noticed a mutant is still there and notices it (or does not end with it)."""
+        with suppress(RuntimeError):
+            tests = ["tests", "--collect-only"] if killer == COLLECTED else [killer]
+            return self.try_out(mutant, tests)[0] != "lives"
+        return False
+
     def try_out(self, mutant: Mutant, tests: list[str]) -> tuple[str, str]:
         """(killed, lives or not decided; the killer) of a mutant."""
         path = self.folder / mutant.file
@@ -91,7 +101,7 @@ class Copy:
                 )
         killer = first.read_text() if first.exists() else ""
         if killer or code in (1, 2, 3, 4):  # an error while tests are collected is seen as well
-            return "killed", killer or "while tests are collected"
+            return "killed", killer or COLLECTED
         return ("lives", "") if code == 0 else ("not decided", "")
 
 

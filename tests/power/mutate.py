@@ -1,10 +1,11 @@
 """Mutants by rule: small edits of one expression or statement, drawn with a fixed seed from the functions of a room."""
 
 import ast
-import random
 import tomllib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -116,21 +117,20 @@ def _around(tree: ast.AST, line: int) -> str:
     return ".".join(node.name for node in sorted(around, key=lambda node: node.lineno))
 
 
-def drawn(count: int, seed: int = SEED) -> list[Mutant]:
-    """So many mutants, spread over the rooms by SHARES and over the functions of a room evenly."""
+def drawn(count: int, seed: int = SEED, kept: Collection[str] = ()) -> list[Mutant]:
+    """So many mutants, spread over the rooms by SHARES and over the functions of a room evenly.
+
+    Those whose names are `kept` and still in the code stay; a hash orders the others, so an edit changes few of them.
+    """
     chosen = []
     for rooms, share in SHARES.items():
-        files = [f for room in rooms.split() for f in _files(room)]
-        by_function = {}
-        for mutant in (m for f in files for m in mutants_of(f)):
-            by_function.setdefault((mutant.file, mutant.function), []).append(mutant)
-        pick = random.Random(f"{seed} {rooms}")
-        functions = sorted(by_function)
-        pick.shuffle(functions)
-        for n in range(round(count * share)):
-            left = by_function[functions[n % len(functions)]]
-            if left:
-                chosen.append(left.pop(pick.randrange(len(left))))
+        by_name = {m.name: m for room in rooms.split() for f in _files(room) for m in mutants_of(f)}
+        stay = [by_name.pop(name) for name in kept if name in by_name]
+        turns, others = Counter((m.file, m.function) for m in stay), []
+        for order, mutant in sorted((sha256(f"{seed} {n}".encode()).digest(), m) for n, m in by_name.items()):
+            turn = turns[mutant.file, mutant.function] = turns[mutant.file, mutant.function] + 1
+            others.append((turn, order, mutant))
+        chosen += [*stay, *(m for *_, m in sorted(others))][: round(count * share)]
     return chosen
 
 
