@@ -245,6 +245,23 @@ def test_ranks_share_gpus_where_nccl_can_and_is_told_so(said, version, used, mon
     assert [gpus.take_gpu(rank).index for rank in range(3)] == [0, 1, 0]
 
 
+@pytest.mark.parametrize(("said", "used"), [(None, "EAGER"), ("LAZY", "LAZY")])
+def test_kernels_are_loaded_before_a_receive_can_keep_the_gpu_busy(said, used, monkeypatch):
+    """CUDA reads the variable when it starts, and the first thing that starts it is the question for GPUs."""
+    seen = []
+    monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
+    if said:
+        monkeypatch.setenv("CUDA_MODULE_LOADING", said)
+    monkeypatch.setattr(
+        torch.cuda, "is_available", lambda: not seen.append(os.environ["CUDA_MODULE_LOADING"])
+    )
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: None)
+    for ask in (gpus.available, lambda: Options().the_device(1), lambda: gpus.take_gpu(0)):
+        ask()
+    assert set(seen) == {used}
+
+
 def test_every_path_of_a_machine_with_gpus_names_a_test_that_is_there():
     """The table of lesson 19; what is tested on GPUs carries the mark that `make test-gpu` runs."""
     lesson = (HERE.parent / "notebooks/src/19_beyond_one_machine.py").read_text()

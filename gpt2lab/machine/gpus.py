@@ -13,9 +13,14 @@ SINCE = (2, 30)
 
 
 def available() -> int:
-    """How many GPUs PyTorch can use."""
+    """How many GPUs PyTorch can use.
+
+    CUDA, which begins here, loads all kernels now. To load one at its first use (its default) it waits until the GPU is
+    idle, and a receive that was posted early keeps the GPU busy (NVIDIA, CUDA programming guide, "Lazy Loading").
+    """
     import torch
 
+    os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 

@@ -43,10 +43,8 @@ def allocations():
 @contextmanager
 def profiled(**options):
     """torch's profiler on this rank's CPU, without its output on the console."""
-    with (
-        _quiet(),
-        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **options) as profile,
-    ):
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with _quiet(), torch.profiler.profile(activities=cpu, **options) as profile:
         yield profile
 
 

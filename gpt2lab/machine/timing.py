@@ -86,9 +86,5 @@ def together(per_rank: Sequence[Sequence[tuple[float, float]]]) -> Times:
 
     `time.perf_counter` is one clock for all processes of a machine.
     """
-    return Times(
-        tuple(
-            max(end for _, end in trial) - max(start for start, _ in trial)
-            for trial in zip(*per_rank, strict=True)
-        )
-    )
+    seconds = lambda trial: max(end for _, end in trial) - max(start for start, _ in trial)
+    return Times(tuple(map(seconds, zip(*per_rank, strict=True))))
