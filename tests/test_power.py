@@ -79,6 +79,13 @@ def test_mutants_that_are_known_stay_and_those_that_are_gone_are_replaced():
     assert sum(m in mutants for m in others) < 45
 
 
+def test_mutants_of_the_same_words_have_names_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(mutate, "ROOT", tmp_path)
+    (tmp_path / "a.py").write_text("def f(a):\n    return a[1] + g(a)[1]\n")
+    names = [m.name for m in mutants_of("a.py") if m.kind == "constant"]
+    assert names == ["a.py f constant: 1 -> 2", "a.py f constant: 1 -> 2 (2)"]
+
+
 def test_bugs_by_hand_are_still_where_they_can_be_planted():
     bugs = planted()
     assert len(bugs) > 60 and len({bug.name for bug in bugs}) == len(bugs)

@@ -58,11 +58,15 @@ class Mutant:
     right: str
     wrong: str
     killer: str = ""  # a test that is known to notice it: it is tried first
+    turn: int = 1  # the first, second, ... of its function with the same words
 
     @property
     def name(self) -> str:
         """Where and what, in words that survive edits elsewhere in the file."""
-        return " ".join(f"{self.file} {self.function} {self.kind}: {self.right} -> {self.wrong}".split())
+        which = f" ({self.turn})" if self.turn > 1 else ""
+        return " ".join(
+            f"{self.file} {self.function} {self.kind}: {self.right} -> {self.wrong}{which}".split()
+        )
 
     def text(self) -> str:
         """The file with the bug in it."""
@@ -76,7 +80,7 @@ def mutants_of(file: str) -> list[Mutant]:
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line.encode()))
-    data, found = text.encode(), []
+    data, found, met = text.encode(), [], Counter()
 
     def ends(node: ast.AST) -> tuple[int, int]:
         """In bytes."""
@@ -91,7 +95,10 @@ def mutants_of(file: str) -> list[Mutant]:
         for kind, old, wrong in _edits(node, segment):
             if segment(old) != wrong:
                 start, end = (len(data[:byte].decode()) for byte in ends(old))
-                found.append(Mutant(file, function, old.lineno, kind, start, end, segment(old), wrong))
+                words = segment(old), wrong
+                met[function, kind, *words] += 1
+                turn = met[function, kind, *words]
+                found.append(Mutant(file, function, old.lineno, kind, start, end, *words, turn=turn))
     return found
 
 
