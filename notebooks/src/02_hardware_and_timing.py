@@ -755,6 +755,13 @@ def serial_fraction(S, p):
 
 
 # %% tags=["wrong"]
+# FAIL: half as fast as one worker
+# MISTAKE: Cut off at 1, which hides what parallel work costs besides.
+def serial_fraction(S, p):
+    return min(1.0, (1 / S - 1 / p) / (1 - 1 / p))
+
+
+# %% tags=["wrong"]
 # FAIL: metrics.karp_flatt knows the answer
 # MISTAKE: The package's function is called.
 def serial_fraction(S, p):

@@ -405,6 +405,13 @@ def messages_sent():
     return 5 * (5 - 1)
 
 
+# %% tags=["wrong"]
+# FAIL: a number of messages above 0 is asked for, not 0
+# MISTAKE: Neighbours in a ring are taken to share their memory.
+def messages_sent():
+    return 0
+
+
 # %% [markdown]
 # The ring step by step on four live ranks, each message *paced* to 30 ms. Under a rank, `2: 013` is chunk 2, so far
 # the sum of ranks 0, 1 and 3. In which step is the first chunk complete, and on which rank?
