@@ -1283,6 +1283,43 @@ def feedback(gradients, code):
     return sent
 
 
+# %% tags=["wrong"]
+# FAIL: in another code, their signs and mean size
+# MISTAKE: Rounded to whole numbers, whatever the code is.
+def feedback(gradients, code):
+    sent, kept = [], 0
+    for gradient in gradients:
+        whole = gradient + kept
+        sent.append(whole.round())
+        kept = whole - sent[-1]
+    return sent
+
+
+# %% tags=["wrong"]
+# FAIL: at (5, 2), got
+# MISTAKE: At the end what is kept is sent as well, in the last message.
+def feedback(gradients, code):
+    sent, kept = [], 0
+    for gradient in gradients:
+        whole = gradient + kept
+        sent.append(code(whole))
+        kept = whole - sent[-1]
+    sent[-1] = sent[-1] + code(kept)
+    return sent
+
+
+# %% tags=["wrong"]
+# FAIL: right, but your function changed what it was given
+# MISTAKE: What was kept is added to the gradient itself, which the update may still need.
+def feedback(gradients, code):
+    sent, kept = [], 0
+    for gradient in gradients:
+        gradient += kept
+        sent.append(code(gradient))
+        kept = gradient - sent[-1]
+    return sent
+
+
 # %% [markdown]
 # ## Drill
 #

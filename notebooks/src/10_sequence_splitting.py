@@ -339,6 +339,13 @@ def contributors(root, ranks):
     return list(range(root, min(root + 2, ranks)))
 
 
+# %% tags=["wrong"]
+# FAIL: expected 0 at (0,), got 0.5
+# MISTAKE: Middles of slices are given, not the numbers of ranks.
+def contributors(root, ranks):
+    return [rank + 0.5 for rank in range(root, ranks)]
+
+
 # %% [markdown]
 # ## Eight ways, compared
 #
