@@ -399,13 +399,14 @@ show(
     plots.thresholds(least),
     "computed",
     "time of the ring over time of backward against the tokens of a rank; below the dashed line backward hides the "
-    "ring. GPUs by NVIDIA's data sheets for H100, at half of their peak; the laptop as just measured.",
+    f"ring. GPUs by NVIDIA's data sheets for H100, at {thresholds.EFFICIENCY} of their peak (lesson 19); the laptop as "
+    "just measured.",
     "Three falling lines on log axes; the laptop's crosses one first, that of 64 GPUs last",
 )
 
 # %% [markdown]
-# A GPU computes so fast that its wires are slow: 8 of them on NVLink need 962 tokens<!--above--> each, 64 over
-# InfiniBand 9,735 tokens<!--above-->. The laptop needs few: its cores are slow, its wire is memory. And beyond a
+# A GPU computes so fast that its wires are slow: 8 of them on NVLink need 1,135 tokens<!--above--> each, 64 over
+# InfiniBand 11,488 tokens<!--above-->. The laptop needs few: its cores are slow, its wire is memory. And beyond a
 # *critical batch size* more rows teach little (McCandlish et al. 2018).
 #
 # ## Accumulation sends nothing until the last micro-batch

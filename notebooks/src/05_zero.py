@@ -416,11 +416,11 @@ rows = [
     for m in (laptop, *thresholds.machines())
 ]
 table(rows, ["machine", "ranks", "F, op/s", "W, bytes/s", "tokens a rank"])
-print("GPUs at half of their peak:", thresholds.machines()[0].source)
+print("GPUs:", thresholds.machines()[0].source)
 
 # %% [markdown]
-# Inside a machine one sequence is enough; across machines it takes 9,735<!--above--> tokens a rank, or sharding
-# in groups (`shard=8`, HSDP) so that gathers stay inside.
+# Inside a machine 1,135<!--above--> tokens a rank are enough; across machines it takes 11,488<!--above-->, or
+# sharding in groups whose gathers stay inside (`shard=8`, HSDP).
 #
 # ## Bug lab: three bugs of a lecture
 #

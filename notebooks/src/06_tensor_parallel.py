@@ -594,11 +594,11 @@ rows = [
 ]
 header = ["machine", "F, flop/s", "W, bytes/s", "most ranks at C = 768", "C = 2048", "C = 8192"]
 table(rows, [*header, "8 ranks at C = 2048: times faster"])
-print("GPUs at half of their peak:", inside.source)
+print("GPUs:", inside.source)
 
 # %% [markdown]
 # Past it a rank sends longer than it computes, and gains less and less. At C = 2048, 8 ranks inside a
-# machine are 4.4<!--above--> times as fast as one; on the links between machines they gain nothing. So tensor
+# machine are 4<!--above--> times as fast as one; on the links between machines they are slower. So tensor
 # parallelism stays inside.
 
 

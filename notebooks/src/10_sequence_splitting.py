@@ -1149,7 +1149,7 @@ for machine in (thresholds.laptop(5e10, 1.5e9), *thresholds.machines()):
 table(rows, ["machine", "F, Tflop/s", "W, GB/s", "b", "tokens a rank", "causal", "causal, all ranks"])
 
 # %% [markdown]
-# (*Computed*; GPUs at half their peak; the laptop is assumed.) Between machines a rank needs 19,780<!--above-->
+# (*Computed*; GPUs at 0.59 of their peak; the laptop is assumed.) Between machines a rank needs 23,340<!--above-->
 # tokens: one reason for a *hybrid*, heads (lesson 11) inside a machine and the ring between machines.
 #
 # ## Memory
