@@ -359,13 +359,18 @@ play(
 
 
 # %%
+def seconds_by_bucket(latency_us, gigabytes, ranks=8):
+    found = []
+    for bucket in (2**k for k in range(16, 30)):
+        count = max(1, round(500e6 / bucket))
+        ring = 2 * (ranks - 1) * (latency_us * 1e-6 + 500e6 / count / ranks / (gigabytes * 1e9))
+        found.append((bucket, costs.backward_and_sums(count, 0.2, ring)))  # backward takes 0.2 s
+    return found
+
+
 def u_curve(latency_us, gigabytes):
-    return plots.u_curve(
-        {
-            f"{a} µs, {w} GB/s": [(2**k, lab.step_time(2**k, a * 1e-6, w * 1e9)) for k in range(16, 30)]
-            for a, w in ((latency_us, gigabytes), (20, 25))
-        }
-    )
+    both = (latency_us, gigabytes), (20, 25)
+    return plots.u_curve({f"{a} µs, {w} GB/s": seconds_by_bucket(a, w) for a, w in both})
 
 
 explore(

@@ -686,6 +686,23 @@ check("q, k, v by heads", exercises.qkv, qkv_rows)
 
 
 # %% tags=["wrong"]
+# FAIL: the parts should be equally long, and are [12, 9] long
+# MISTAKE: The last rank ends one row too early in q, k and v.
+def qkv_rows(rank, ranks, heads, width):
+    size = width // ranks
+    last = size - (rank == ranks - 1)
+    return [part * width + rank * size + i for part in range(3) for i in range(last)]
+
+
+# %% tags=["wrong"]
+# FAIL: expected 0 at (0, 0), got 0.5
+# MISTAKE: Middles of rows are given, not their numbers.
+def qkv_rows(rank, ranks, heads, width):
+    size = width // ranks
+    return [part * width + rank * size + i + 0.5 for part in range(3) for i in range(size)]
+
+
+# %% tags=["wrong"]
 # FAIL: Rank 0 needs its part of q, of k and of v, not only of q and k
 # MISTAKE: A run of 3 C/n rows: rank 0 gets all of q and nothing of v.
 def qkv_rows(rank, ranks, heads, width):

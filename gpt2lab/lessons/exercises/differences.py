@@ -199,6 +199,8 @@ def _array(value, what: str) -> np.ndarray:
     try:
         return np.asarray(value, dtype=float)
     except (ValueError, TypeError):
+        sizes = [len(one) for one in value if isinstance(one, list)] if isinstance(value, list) else []
+        assert len(set(sizes)) < 2, f"{what}: the parts should be equally long, and are {sizes} long"
         raise AssertionError(f"{what}: expected numbers, got {value!r}") from None
 
 
