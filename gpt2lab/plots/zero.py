@@ -51,12 +51,14 @@ def flat_stretch(sizes: dict[str, int], ranks: int) -> Figure:
     total, left = sum(sizes.values()), 0
     share = -(-total // ranks)
     for name, size in sizes.items():
-        cell(ax, left, 1, size, 0.8, THINGS[2], name, size=8, edgecolor="white")
+        cell(ax, left, 1, size, 0.8, THINGS[2], edgecolor="white")
+        text_at(ax, left + size / 2, 1.55, name, fontsize=8)
         left += size
-    cell(ax, left, 1, share * ranks - total, 0.8, "white", "padding", size=8, ec=THINGS[1], hatch="///")
+    cell(ax, left, 1, share * ranks - total, 0.8, "white", ec=THINGS[1], hatch="///")
+    text_at(ax, (left + share * ranks) / 2, 1.55, "padding", fontsize=8)
     for rank in range(ranks):
         cell(ax, rank * share, 0, share, 0.8, rank_color(rank), f"rank {rank}", size=10, edgecolor="white")
-        ax.axvline((rank + 1) * share, color="black", lw=1, ls=":")
+        ax.vlines((rank + 1) * share, -0.4, 1.4, color="black", lw=1, ls=":")
     ax.set_yticks([1, 0], ["parameters", "shards"])
     ax.set(xlim=(0, share * ranks), xticks=range(0, share * ranks + 1, share), xlabel="element")
     ax.grid(False)
