@@ -15,7 +15,7 @@ import torch
 
 from gpt2lab.lessons.answers import as_expected, exercises, setup, words_of
 from gpt2lab.lessons.desk import Desk, split
-from gpt2lab.lessons.exercises import STATUS, NotPassed, by_hand, check, close, engine, unaided
+from gpt2lab.lessons.exercises import STATUS, NotPassed, by_hand, check, close, cuts, engine, unaided, verdict
 from gpt2lab.lessons.source import read_lesson
 from gpt2lab.planner import metrics
 
@@ -213,6 +213,8 @@ def test_check_passes_arguments_on(capsys):
         ([[1.0, 5.0]], [[1.0, 2.0]], r"expected 2 at \(0, 1\), got 5"),
         (float("nan"), 2.0, "expected 2, got nan"),
         (1 + 1e-9, 1.0, "expected 1, got 1"),
+        (1e-9, 0.0, "expected 0, got 1e-09"),
+        ([[1.0, 2.0], [3.0]], [[1.0, 2.0], [3.0, 4.0]], r"equally long, and are \[2, 1\] long"),
     ],
 )
 def test_close_names_what_differs(got, want, message):
@@ -220,6 +222,25 @@ def test_close_names_what_differs(got, want, message):
         close(got, want, "x")
     close(want, want, "x")
     close(np.zeros(0), [], "nothing")
+    close(1e-16, 0.0, "rounding where nothing is right")
+
+
+NAME = engine.Task(lambda x: "ab", [(1,)])
+
+
+@pytest.mark.parametrize(
+    "test, answer, words",
+    [
+        (cuts.choose, lambda: 3, "does not fit what is asked for. TypeError: 'int' object is not iterable"),
+        (NAME, lambda: "ab", "does not fit what is asked for. TypeError: "),
+        (NAME, lambda x: 1 / 0, "with 1: ZeroDivisionError: division by zero"),
+        (NAME, lambda x: "ba", "with 1: expected 'ab', got 'ba'"),
+    ],
+)
+def test_a_checker_that_stumbles_over_an_answer_says_that_it_does_not_fit(test, answer, words):
+    status, why = verdict(test, answer)
+    assert status == "FAIL" and words in why
+    assert ("does not fit" in why) == ("does not fit" in words)
 
 
 def test_what_knows_the_answer_is_closed_while_an_answer_is_checked_and_open_again_afterwards():

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sized
 AFTER = 5.0  # seconds
 
 
-def patiently(steps: Iterable, what: str, total: int | None = None, falling: bool = False) -> Iterator:
+def patiently(steps: Iterable, what: str, total: int | None = None, falling: str = "") -> Iterator:
     """Go through `steps`, of which there are `total` where they have no length; `what` they are, in the plural;
-    `falling`: the first ones take the longest.
+    `falling`: why later ones take less.
 
     After AFTER seconds one line on stderr says how many are done and how long the others take. While lessons are built
     it says nothing, as their texts must not depend on the machine.
@@ -22,8 +22,8 @@ def patiently(steps: Iterable, what: str, total: int | None = None, falling: boo
             said = True
             rest = "nobody knows how many are left"
             if total is not None and done:
-                estimate = rounded_time((total - done) * passed / done)
-                rest = f"the other {total - done:,} take {'less than' if falling else 'about'} {estimate}"
+                how, why = ("far less than", f": {falling}") if falling else ("about", "")
+                rest = f"the other {total - done:,} take {how} {rounded_time((total - done) * passed / done)}{why}"
             print(
                 f"{done:,} {what} took {passed:.0f} s; {rest}. Ctrl-C ends it.", file=sys.stderr, flush=True
             )

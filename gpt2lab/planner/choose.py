@@ -137,7 +137,7 @@ class _Search:
                 self.best = min(self.best or one, one, key=goal.key)
 
 
-PLANS = partial(patiently, what="plans", falling=True)  # the later ones are rarely predicted
+PLANS = partial(patiently, what="plans", falling="most cannot win and are passed over")
 
 
 @checked()

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from ..machine.arguments import checked
 from ..schedules import Op
-from .dry import UNEVEN, dry_run
+from .dry import UNBOUNDED, UNEVEN, dry_run
 from .models import Transformer
 from .moments import Walk
 from .share import RankShare, check, order_of, why_no_price
@@ -104,7 +104,7 @@ def has_formula(plan, config) -> bool:
 def _order(share: RankShare) -> list[Op]:
     """The operations of the rank, of a pipeline of as many micro-batches as fill it where that is enough."""
     plan = share.plan
-    bounded = plan.schedule not in ("gpipe", "breadth_first") or plan.pp == 1
+    bounded = plan.schedule not in UNBOUNDED or plan.pp == 1
     # of a single stage the second one on, where sums are under way the third, are alike or have fewer rows
     enough = min(plan.micro, 2 * plan.pp + (plan.pp == 1 and plan.zero > 1)) if bounded else plan.micro
     return order_of(plan, enough).orders[share.pp]

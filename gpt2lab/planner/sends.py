@@ -105,9 +105,7 @@ def _attention(share: RankShare, rows: int):
         yield AxisTraffic("cp", name, size * share.itemsize, messages)
 
 
-@lru_cache(maxsize=4096)
-def _exchange(name, table, rank, numbers, window):
-    return context.sent(name, table, rank, numbers, window)
+_exchange = lru_cache(maxsize=4096)(context.sent)
 
 
 def _to_stages(

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from .forms import band, cell, name_rows, patches, stacked, text_at
-from .style import COLORS, HUES, SERIAL, THINGS, figure, rank_color
+from .style import COLORS, HELD, HUES, SERIAL, THINGS, figure, rank_color
 
 LOST = "#D00000"  # rows that no rank has
 PHASES = {
@@ -80,7 +80,7 @@ def bucket_sizes(tensors: list[int], buckets: list[int]) -> Figure:
     fig, axes = figure(8, 2.6, 1, 2, sharey=True)
     panels = (tensors, "one message a tensor"), (buckets, "one a bucket")
     for ax, (values, title) in zip(axes, panels, strict=True):
-        ax.bar(range(len(values)), sorted(values, reverse=True), width=1, color=THINGS[4])
+        ax.bar(range(len(values)), sorted(values, reverse=True), width=1, color=HELD["gradients"])
         ax.set(yscale="log", title=f"{title}: {len(values)}", xlabel="messages, the largest first")
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         says = f"token embedding, {max(values) / 1e6:.0f} MB:\nfinal last"

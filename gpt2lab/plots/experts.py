@@ -117,7 +117,7 @@ def pays(machines: Mapping[str, tuple[float, float, int, int]]):
     width = np.geomspace(256, 65536, 50)
     for i, (name, (flops, wire, ranks, element)) in enumerate(machines.items()):
         share = 4 * element * (ranks - 1) / ranks / wire * flops / (6 * 3 * width)
-        ax.loglog(width, share, label=name, color=THINGS[(3, 4, 0)[i % 3]])
+        ax.loglog(width, share, label=name, color=THINGS[2 + i])
     ax.axhline(1, color=THINGS[1], ls="--", lw=1)
     ax.text(width[-1], 1.15, "above: the wire decides", ha="right", color=THINGS[0], fontsize=9)
     ax.set(xlabel="hidden width H of an expert", ylabel="wire time / compute time")

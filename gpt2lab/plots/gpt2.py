@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 
 from .forms import chart, legend_above, rectangle, stacked, text_at
-from .style import COLORS, SERIAL, THINGS, figure
+from .style import COLORS, HELD, SERIAL, THINGS, figure
 
 PARTS = (
     ("tokens", "(B, T)", "other"),
@@ -51,7 +51,7 @@ def histograms(kinds: dict[str, tuple[object, float]]) -> Figure:
     """How the fresh weights of each kind are spread: kind -> (values, the standard deviation intended)."""
     fig, axes = figure(8, 2.6, 1, len(kinds))
     for ax, (kind, (values, std)) in zip(axes, kinds.items(), strict=True):
-        ax.hist(values, bins=60, color=COLORS["weight"], density=True)
+        ax.hist(values, bins=60, color=HELD["weights"], density=True)
         for x in (-std, std):
             ax.axvline(x, color=SERIAL, lw=1, ls="--")
         ax.set(title=kind, yticks=[], xlim=(-0.085, 0.085), xlabel="weight")
@@ -61,10 +61,9 @@ def histograms(kinds: dict[str, tuple[object, float]]) -> Figure:
 def memory(policies: dict[str, dict[str, float]], unit: str = "MB") -> Figure:
     """Stacked bars of bytes held: policy -> part -> amount."""
     fig, ax = figure(8, 0.9 + 0.45 * len(policies))
-    parts = dict.fromkeys(part for held in policies.values() for part in held)
-    stacked(ax, policies, {part: THINGS[i] for i, part in enumerate(parts)}, says=" {:,.1f}", ec="white")
+    stacked(ax, policies, HELD, says=" {:,.1f}", ec="white")
     ax.set(xlabel=unit, xlim=(0, 1.12 * max(sum(held.values()) for held in policies.values())))
-    legend_above(ax, len(parts))
+    legend_above(ax, len(HELD))
     return fig
 
 

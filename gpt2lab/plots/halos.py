@@ -5,6 +5,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from ..parallel.context.layouts import hops, layout
+from ..planner.problem import CLUSTERS
 from .context import volumes
 from .forms import heat, legend_above, rectangle, text_at
 from .style import COLORS, THINGS, figure, paler, rank_color
@@ -63,7 +64,7 @@ def anemoi(tokens: int, width: int, window: int, heads: int) -> Figure:
 
     Numbers of two bytes; left, links of 50 GB/s (InfiniBand, 400 Gbit/s) and 10 microseconds a message.
     """
-    latency, rate = 1e-5, 494.5e12  # seconds; operations a second
+    latency, rate = 1e-5, CLUSTERS["h100x64"].device.rate  # seconds; operations a second
     fig, (left, right) = figure(9, 3.4, cols=2)
     ranks, row = np.array([2, 4, 8, 16]), 2.0 * width
     by_heads = 4 * (ranks - 1) * (latency + tokens / ranks**2 * row / 50e9)

@@ -160,7 +160,7 @@ def three_steps(times: Sequence[float], bounds: Sequence[int], where: Sequence[i
     """Partition, place, schedule: the layers in stages, the stages on devices of two nodes, and what runs when."""
     fig, (one, two, three) = figure(10, 2.9, 1, 3, width_ratios=[1, 0.9, 1.7])
     for stage, (a, b) in enumerate(pairwise(bounds)):
-        one.bar(range(a, b), [1e3 * t for t in times[a:b]], 0.85, color=THINGS[stage % 3])
+        one.bar(range(a, b), [1e3 * t for t in times[a:b]], 0.85, color=rank_color(stage))
         text_at(one, (a + b - 1) / 2, -0.05e3 * max(times), stage, fontsize=9)
         if b < len(times):
             one.axvline(b - 0.5, color=SERIAL, linewidth=1)

@@ -8,7 +8,7 @@ from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch, Rectangle
 
 from .forms import bars, chart, legend_above, name_rows, numbers, rectangle, text_at
-from .style import COLORS, THINGS, figure, paler, rank_color
+from .style import COLORS, HELD, THINGS, figure, paler, rank_color
 
 KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight"}
 NAMES = {"F": "forward", "B": "whole backward", "I": "input gradient", "W": "weight gradient"}
@@ -156,8 +156,9 @@ def side_by_side(rows: list[tuple], title: str = "") -> Figure:
     for shift, shares, kind, label in two:
         at, percent = [y + shift for y in places], [100 * b for b in shares]
         bars(axes[0], percent, COLORS[kind], height=0.4, at=at, label=f"of the {label}", **thin)
-    for ax, values, color in zip(axes[1:], (held, weights, sent), ("forward", "weight", "comm"), strict=True):
-        bars(ax, values, COLORS[color], **thin)
+    hues = HELD["activations"], HELD["weights"], COLORS["comm"]
+    for ax, values, color in zip(axes[1:], (held, weights, sent), hues, strict=True):
+        bars(ax, values, color, **thin)
     name_rows(axes[0], names)
     legend_above(axes[0], 2, fontsize=7)
     for ax, label in zip(axes, ("bubble, %", "peak activations", "weights", "KiB sent"), strict=True):

@@ -34,6 +34,9 @@ RANKS = ("#332288", "#CC6677", "#44AA99", "#DDCC77", "#117733", "#88CCEE", "#882
 THINGS = ("#444444", "#8A8A8A", "#C8C8C8", "#E69F00", "#0072B2")
 """Colours of things that are neither ranks nor kinds of work: what memory holds, variants that are compared."""
 
+HELD = dict(zip(("weights", "gradients", "optimizer", "activations"), THINGS[:0:-1], strict=True))
+"""Colour of each thing that memory holds."""
+
 PLATE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
 """What stands under a name to keep lines out of it."""
 

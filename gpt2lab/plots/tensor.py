@@ -1,7 +1,7 @@
 """Figures of tensor parallelism: tilings of a product, one layer with its edges, bytes against tokens, memory."""
 
 from .forms import beside, legend_above, name_columns, patches, rectangle, stacked, text_at
-from .style import COLORS, THINGS, figure, rank_color
+from .style import COLORS, HELD, THINGS, figure, rank_color
 
 WHOLE = "#DDDDDD"
 THREE_WAYS = (
@@ -176,7 +176,7 @@ def alexnet():
     fig, ax = figure(8, 2.7)
     names, weights, activations = zip(*ALEXNET, strict=True)
     found = {"weights": weights, "activations of 128 images": [128 * a for a in activations]}
-    beside(ax, found, THINGS[::-1], fill=0.95)
+    beside(ax, found, (HELD["weights"], HELD["activations"]), fill=0.95)
     ax.axvspan(-0.5, 4.5, color=COLORS["wait"], alpha=0.35, zorder=0)
     ax.text(2, 3e8, "cut the batch", ha="center")
     ax.text(6, 3e8, "cut the matrices", ha="center")

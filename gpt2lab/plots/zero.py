@@ -5,9 +5,9 @@ from matplotlib.ticker import MaxNLocator
 
 from . import forms
 from .forms import cell, chart, legend_above, peak, stacked, text_at
-from .style import COLORS, THINGS, figure, rank_color, variant
+from .style import COLORS, HELD, THINGS, figure, rank_color, variant
 
-PARTS = dict(zip(("weights", "gradients", "optimizer"), THINGS[:1:-1], strict=True))
+PARTS = {kind: HELD[kind] for kind in ("weights", "gradients", "optimizer")}
 STAGES = {0: "replicas", 1: "stage 1", 2: "stage 2", 3: "stage 3"}
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
 
@@ -51,12 +51,14 @@ def flat_stretch(sizes: dict[str, int], ranks: int) -> Figure:
     total, left = sum(sizes.values()), 0
     share = -(-total // ranks)
     for name, size in sizes.items():
-        cell(ax, left, 1, size, 0.8, THINGS[2], name, size=8, edgecolor="white")
+        cell(ax, left, 1, size, 0.8, THINGS[2], edgecolor="white")
+        text_at(ax, left + size / 2, 1.55, name, fontsize=8)
         left += size
-    cell(ax, left, 1, share * ranks - total, 0.8, "white", "padding", size=8, ec=THINGS[1], hatch="///")
+    cell(ax, left, 1, share * ranks - total, 0.8, "white", ec=THINGS[1], hatch="///")
+    text_at(ax, (left + share * ranks) / 2, 1.55, "padding", fontsize=8)
     for rank in range(ranks):
         cell(ax, rank * share, 0, share, 0.8, rank_color(rank), f"rank {rank}", size=10, edgecolor="white")
-        ax.axvline((rank + 1) * share, color="black", lw=1, ls=":")
+        ax.vlines((rank + 1) * share, -0.4, 1.4, color="black", lw=1, ls=":")
     ax.set_yticks([1, 0], ["parameters", "shards"])
     ax.set(xlim=(0, share * ranks), xticks=range(0, share * ranks + 1, share), xlabel="element")
     ax.grid(False)
@@ -77,7 +79,7 @@ def by_part(models: dict[str, dict[str, dict[str, float]]], room: float) -> Figu
             total, beyond = sum(parts.values()), sum(parts.values()) > end
             where = {"ha": "right", "color": "white"} if beyond else {"ha": "left"}
             text_at(ax, min(total, end), y, f" {total:,.0f} GB{' →' * beyond} ", fontsize=8, **where)
-        stacked(ax, held, dict(zip(parts, (*THINGS[:1:-1], *THINGS[1::-1]), strict=True)), height=0.75)
+        stacked(ax, held, HELD | {"logits, buffers": THINGS[0]}, height=0.75)
         ax.axvline(room, color="black", ls="--", lw=1)
         ax.text(room, len(stages) - 0.55, f" a GPU of {room:g} GB", fontsize=8, va="bottom")
         ax.set(title=model, xlim=(0, end), ylim=(len(stages) - 0.5, -0.5))

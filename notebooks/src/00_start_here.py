@@ -558,7 +558,7 @@ print(
 #   what live ranks did was counted; a call of the library counts as what a ring sends for it. **Computed**: what a
 #   formula gives, exactly. **Paced**: real processes and messages, while computing is replaced by sleeping for a set
 #   time, because with more ranks than cores a stopwatch measures the scheduler. **Simulated**: no process at all.
-#   *From a paper*: somebody else's.
+#   *From a paper*: somebody else's. *Drawing*: no numbers at all.
 # - Exercises say `TODO` until you write them, then `PASS`, or `FAIL` with a hint. Delete the line with
 #   `NotImplementedError` and write. What the package itself has for the same question is closed to your answer while
 #   it is checked. Solutions are in `notebooks/solutions/`.

@@ -11,8 +11,11 @@
 # numbers come from real ranks and real messages whose computing is sleep, so that they look alike everywhere.
 
 # %% tags=["setup"]
+import json
 import statistics
+import tempfile
 import time
+from pathlib import Path
 
 import torch
 
@@ -349,7 +352,9 @@ show(
 # The same for https://ui.perfetto.dev, saved with `trace.save_chrome(spans, "trace.json")` and read again:
 
 # %%
-events = lab.read_back(spans)
+with tempfile.TemporaryDirectory() as folder:
+    saved = json.loads(trace.save_chrome(spans, Path(folder, "trace.json")).read_text())
+events = [event for event in saved["traceEvents"] if event["ph"] == "X"]
 apart = max(abs(e["dur"] / 1e6 - (s.end - s.start)) for e, s in zip(events, spans, strict=True))
 print(f"{len(events)} events, durations as in the spans:", apart < 1e-9)
 lanes = {r: sorted((s.start, s.end) for s in spans if s.rank == r) for r in range(4)}
@@ -752,6 +757,13 @@ def serial_fraction(S, p):
 # MISTAKE: The fraction that was saved, not the one that is serial.
 def serial_fraction(S, p):
     return (1 - 1 / S) / (1 - 1 / p)
+
+
+# %% tags=["wrong"]
+# FAIL: half as fast as one worker
+# MISTAKE: Cut off at 1, which hides what parallel work costs besides.
+def serial_fraction(S, p):
+    return min(1.0, (1 / S - 1 / p) / (1 - 1 / p))
 
 
 # %% tags=["wrong"]

@@ -359,13 +359,18 @@ play(
 
 
 # %%
+def seconds_by_bucket(latency_us, gigabytes, ranks=8):
+    found = []
+    for bucket in (2**k for k in range(16, 30)):
+        count = max(1, round(500e6 / bucket))
+        ring = 2 * (ranks - 1) * (latency_us * 1e-6 + 500e6 / count / ranks / (gigabytes * 1e9))
+        found.append((bucket, costs.backward_and_sums(count, 0.2, ring)))  # backward takes 0.2 s
+    return found
+
+
 def u_curve(latency_us, gigabytes):
-    return plots.u_curve(
-        {
-            f"{a} µs, {w} GB/s": [(2**k, lab.step_time(2**k, a * 1e-6, w * 1e9)) for k in range(16, 30)]
-            for a, w in ((latency_us, gigabytes), (20, 25))
-        }
-    )
+    both = (latency_us, gigabytes), (20, 25)
+    return plots.u_curve({f"{a} µs, {w} GB/s": seconds_by_bucket(a, w) for a, w in both})
 
 
 explore(
@@ -399,13 +404,14 @@ show(
     plots.thresholds(least),
     "computed",
     "time of the ring over time of backward against the tokens of a rank; below the dashed line backward hides the "
-    "ring. GPUs by NVIDIA's data sheets for H100, at half of their peak; the laptop as just measured.",
+    f"ring. GPUs by NVIDIA's data sheets for H100, at {thresholds.EFFICIENCY} of their peak (lesson 19); the laptop as "
+    "just measured.",
     "Three falling lines on log axes; the laptop's crosses one first, that of 64 GPUs last",
 )
 
 # %% [markdown]
-# A GPU computes so fast that its wires are slow: 8 of them on NVLink need 962 tokens<!--above--> each, 64 over
-# InfiniBand 9,735 tokens<!--above-->. The laptop needs few: its cores are slow, its wire is memory. And beyond a
+# A GPU computes so fast that its wires are slow: 8 of them on NVLink need 1,135 tokens<!--above--> each, 64 over
+# InfiniBand 11,488 tokens<!--above-->. The laptop needs few: its cores are slow, its wire is memory. And beyond a
 # *critical batch size* more rows teach little (McCandlish et al. 2018).
 #
 # ## Accumulation sends nothing until the last micro-batch
@@ -1280,6 +1286,43 @@ def feedback(gradients, code):
     for gradient in gradients:
         sent.append(code(gradient) + kept)
         kept = gradient - code(gradient)
+    return sent
+
+
+# %% tags=["wrong"]
+# FAIL: in another code, their signs and mean size
+# MISTAKE: Rounded to whole numbers, whatever the code is.
+def feedback(gradients, code):
+    sent, kept = [], 0
+    for gradient in gradients:
+        whole = gradient + kept
+        sent.append(whole.round())
+        kept = whole - sent[-1]
+    return sent
+
+
+# %% tags=["wrong"]
+# FAIL: at (5, 2), got
+# MISTAKE: At the end what is kept is sent as well, in the last message.
+def feedback(gradients, code):
+    sent, kept = [], 0
+    for gradient in gradients:
+        whole = gradient + kept
+        sent.append(code(whole))
+        kept = whole - sent[-1]
+    sent[-1] = sent[-1] + code(kept)
+    return sent
+
+
+# %% tags=["wrong"]
+# FAIL: right, but your function changed what it was given
+# MISTAKE: What was kept is added to the gradient itself, which the update may still need.
+def feedback(gradients, code):
+    sent, kept = [], 0
+    for gradient in gradients:
+        gradient += kept
+        sent.append(code(gradient))
+        kept = gradient - sent[-1]
     return sent
 
 

@@ -381,10 +381,15 @@ show(
 # stage 2 (k+1) S (n-1)/n; stage 3 up to 3 k S (n-1)/n: two gathers and a reduce-scatter. By the calls of live ranks:
 
 # %%
-table(
-    residency.sent_by_stage(two, CONFIG, names),
-    ["2 ranks", "1 micro-batch", "3 micro-batches", "equal to the formula"],
-)
+rows = []
+for stage, name in names.items():
+    counts = [two.run(residency.sent, f"dp=2,zero={stage},micro={micro}", CONFIG)[0] for micro in (1, 3)]
+    exact = [costs.bucket_bytes_sent(GPT2(CONFIG), 1 << 20, 2, 0)] * 2  # whatever the micro-batches
+    if stage:
+        exact = [costs.zero_bytes_sent(sizes, stage, 2, micro, 8) for micro in (1, 3)]
+    shares = (f"{count / 8 / CONFIG.parameters:.2f} S" for count in counts)
+    rows.append((name, *shares, "yes" if counts == exact else "NO"))
+table(rows, ["2 ranks", "1 micro-batch", "3 micro-batches", "equal to the formula"])
 
 # %% [markdown]
 # On two ranks (n-1)/n is one half, so replicas send 1 S. Stage 3 sends 1.48<!--above--> S, a little below 1.5 S: what
@@ -392,10 +397,12 @@ table(
 # rank sends nothing):
 
 # %%
-by_rank, exact = residency.sent_by_rank(three, CONFIG)
-print("equal to the formulas:", exact)
+plans = {"flat shards": "dp=3,zero=3", "whole layers": "dp=3,zero=3,data=owner"}
+sent = {name: three.run(residency.sent, plan, CONFIG) for name, plan in plans.items()}
+owners = [costs.owner_bytes_sent(sizes, 3, rank, 1, 8) for rank in range(3)]
+print("equal to the formulas:", [*sent.values()] == [[costs.zero_bytes_sent(sizes, 3, 3, 1, 8)] * 3, owners])
 show(
-    plots.beside(by_rank, "rank", "kB sent"),
+    plots.beside({name: [n / 1e3 for n in of_ranks] for name, of_ranks in sent.items()}, "rank", "kB sent"),
     "counted",
     "bytes that each rank sends in a step of stage 3: flat shards are fair, owners of layers are not.",
     "Pairs of bars for three ranks: equal ones for flat shards, unequal ones for whole layers",
@@ -416,11 +423,11 @@ rows = [
     for m in (laptop, *thresholds.machines())
 ]
 table(rows, ["machine", "ranks", "F, op/s", "W, bytes/s", "tokens a rank"])
-print("GPUs at half of their peak:", thresholds.machines()[0].source)
+print("GPUs:", thresholds.machines()[0].source)
 
 # %% [markdown]
-# Inside a machine one sequence is enough; across machines it takes 9,735<!--above--> tokens a rank, or sharding
-# in groups (`shard=8`, HSDP) so that gathers stay inside.
+# Inside a machine 1,135<!--above--> tokens a rank are enough; across machines it takes 11,488<!--above-->, or
+# sharding in groups whose gathers stay inside (`shard=8`, HSDP).
 #
 # ## Bug lab: three bugs of a lecture
 #
@@ -478,11 +485,9 @@ show(
 alive = {}
 for name, graph in (("bug 2", True), ("right", False)):
     borrowed = two.run(zero3, x, graph=graph, steps=1, layers=8)[0].borrowed
-    forward, backward = (
-        borrowed[:12],
-        borrowed[12:],
-    )  # 8 operations and 4 broadcasts of the other rank's layers
-    print(f"{name}: up to {max(forward)} borrowed layers in forward, {max(backward)} in backward")
+    half = 8 + 4  # operations, and broadcasts of the other rank's layers
+    most = max(borrowed[:half]), max(borrowed[half:])
+    print(f"{name}: up to {most[0]} borrowed layers in forward, {most[1]} in backward")
     alive[name] = [4 + count for count in borrowed]
 show(
     plots.alive(alive, 8),
@@ -1143,12 +1148,8 @@ for name, *how in (("rows, each half alone", 0), ("columns, products summed", 1,
 table(rows, ["64 x 64 on two ranks", "off by", "bytes that a rank sends"])
 same = muon.orthogonalised([G], [None], Mesh()["tp"])[0]
 print("the package's is equal:", torch.allclose(same, whole, rtol=1e-12))
-for ranks, plan in (
-    (two, "tp=2"),
-    (two, "pp=2,micro=2"),
-    (two, "dp=2,zero=3,data=owner"),
-    (four, "dp=2,cp=2"),
-):
+plans = {"tp=2": two, "pp=2,micro=2": two, "dp=2,zero=3,data=owner": two, "dp=2,cp=2": four}
+for plan, ranks in plans.items():
     print(f"{plan}, against torch.optim.Muon:", verify(plan, ranks=ranks, depth="muon").claims[-2].digits)
 try:
     verify("dp=2,zero=1", depth="muon")

@@ -594,11 +594,11 @@ rows = [
 ]
 header = ["machine", "F, flop/s", "W, bytes/s", "most ranks at C = 768", "C = 2048", "C = 8192"]
 table(rows, [*header, "8 ranks at C = 2048: times faster"])
-print("GPUs at half of their peak:", inside.source)
+print("GPUs:", inside.source)
 
 # %% [markdown]
 # Past it a rank sends longer than it computes, and gains less and less. At C = 2048, 8 ranks inside a
-# machine are 4.4<!--above--> times as fast as one; on the links between machines they gain nothing. So tensor
+# machine are 4<!--above--> times as fast as one; on the links between machines they are slower. So tensor
 # parallelism stays inside.
 
 
@@ -683,6 +683,23 @@ check("q, k, v by heads", exercises.qkv, qkv_rows)
 
 # %% [markdown] tags=["hint"]
 # Rows 0 to C - 1 are q, the next C are k, the last C are v. Which of q's rows belong to head 0?
+
+
+# %% tags=["wrong"]
+# FAIL: the parts should be equally long, and are [12, 9] long
+# MISTAKE: The last rank ends one row too early in q, k and v.
+def qkv_rows(rank, ranks, heads, width):
+    size = width // ranks
+    last = size - (rank == ranks - 1)
+    return [part * width + rank * size + i for part in range(3) for i in range(last)]
+
+
+# %% tags=["wrong"]
+# FAIL: expected 0 at (0, 0), got 0.5
+# MISTAKE: Middles of rows are given, not their numbers.
+def qkv_rows(rank, ranks, heads, width):
+    size = width // ranks
+    return [part * width + rank * size + i + 0.5 for part in range(3) for i in range(size)]
 
 
 # %% tags=["wrong"]

@@ -559,7 +559,8 @@ show(
 
 # %% [markdown]
 # No row is best in every column. Breadth-first and GPipe are simple and hold everything. Interleaving sends most.
-# DualPipe stores the weights twice. Of those with one copy ZB-V packs best, as long as the three times are equal.
+# Chimera and DualPipe store the weights twice. Of those with one copy ZB-V packs best, as long as the three times are
+# equal.
 #
 # ## A puzzle: design your own
 #

@@ -702,7 +702,7 @@ show(
     plots.anemoi(40_320, 1024, 512, 16),
     "computed",
     "a layer at the weather model's size (40,320 points, width 1024; window 512 is our guess): left, one exchange over "
-    "the GPUs; right, what a halo costs over the link's speed, at half of an H100's peak.",
+    "the GPUs; right, what a halo costs over the link's speed, at 0.59 of an H100's peak (lesson 19).",
     "Left two falling and level lines of time, halos lowest; right a falling line that crosses two flatter ones",
 )
 

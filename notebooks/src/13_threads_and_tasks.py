@@ -465,6 +465,28 @@ def release(v, waits, after):
 
 
 # %% tags=["wrong"]
+# FAIL: takes tasks out of after[v]
+# MISTAKE: The list of those that follow is emptied, which others may need.
+def release(v, waits, after):
+    found = []
+    while after[v]:
+        w = after[v].pop()
+        waits[w] -= 1
+        if waits[w] == 0:
+            found.append(w)
+    return found
+
+
+# %% tags=["wrong"]
+# FAIL: does not fit what is asked for. TypeError: 'int' object is not iterable
+# MISTAKE: The number of ready tasks is returned, not which.
+def release(v, waits, after):
+    for w in after[v]:
+        waits[w] -= 1
+    return sum(waits[w] == 0 for w in after[v])
+
+
+# %% tags=["wrong"]
 # FAIL: returned None
 # MISTAKE: Counts, but does not return what is ready.
 def release(v, waits, after):
@@ -922,7 +944,7 @@ show_source(Cores)
 show(
     plots.times(labs.lend(pool), "48 tasks on rank 0, 8 on rank 1"),
     "measured",
-    "pinned, rank 1's core cannot help; in the other two ways both cores work for rank 0 in the end.",
+    "pinned, rank 1's core cannot help; lent, it works for rank 0 in the end; oversubscribed, the system decides.",
     "Three horizontal bars of times",
 )
 

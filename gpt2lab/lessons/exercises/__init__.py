@@ -17,7 +17,7 @@ from pathlib import Path
 from ...corpus.storage import replacing
 from ..environment import static, unanswered
 from .differences import close, returned
-from .engine import Puzzle, Task, by_chance, called, refuse, scored
+from .engine import Puzzle, Task, by_chance, called, refuse, scored, sentence
 from .guards import by_hand, closed, frames_closed, guarded, restored, unaided
 
 __all__ = [
@@ -128,15 +128,12 @@ def _limited():
 
 
 def _verdict(error: BaseException) -> tuple[str, str]:
-    """TODO or FAIL and a sentence, also for what a rank raised (`ename` is the type's name over there)."""
-    kind = getattr(error, "ename", "") or type(error).__name__
+    """TODO or FAIL and a sentence, also for what a rank raised."""
     if isinstance(error, _Endless):
         return "FAIL", f"no end after {LIMIT:g} s. Does a loop of yours never stop?"
     if unanswered(error):
         return "TODO", "write it, then run this cell again"
-    if isinstance(error, AssertionError):
-        return "FAIL", str(error) or "an assertion without words; run the checker by hand to see which"
-    return "FAIL", f"{kind}: {error}"
+    return "FAIL", sentence(error)
 
 
 def live(fn, *args, ranks: int, what: str = ""):

@@ -130,43 +130,50 @@ def group_gradients(answer) -> str:
     return scored(total, "ms exposed", bar=108, best=103)
 
 
-def _rounded(x):
-    """What a message of whole numbers says of x (P,)."""
-    return x.round()
+def _code(unit: float):
+    """What a message says of x (P,): the nearest multiples of `unit`, or for 0 signs and the mean size."""
+    return lambda x: (x / unit).round() * unit if unit else x.sign() * x.abs().mean()
 
 
-def _feedback(step, gradients):
-    """All that is sent where `step(gradient, kept)` gives what is sent and kept."""
-    sent, kept = [], torch.zeros_like(gradients[0])
+def _feedback(step, gradients, unit: float):
+    """All that is sent where `step(code, gradient, kept)` gives what is sent and kept."""
+    code, sent, kept = _code(unit), [], torch.zeros_like(gradients[0])
     for gradient in gradients:
-        message, kept = step(gradient, kept)
+        message, kept = step(code, gradient, kept)
         sent.append(message)
     return sent
 
 
 def _gradients(chance) -> tuple:
     generator = torch.Generator().manual_seed(chance.randrange(10**6))
-    return ([torch.randn(5, generator=generator, dtype=torch.float64) for _ in range(chance.randint(3, 9))],)
+    draw = lambda: torch.randn(5, generator=generator, dtype=torch.float64)
+    return [draw() for _ in range(chance.randint(3, 9))], chance.choice((0.0, 0.25, 0.5))
 
+
+SIX = [torch.tensor([0.31, 1.42, -2.63], dtype=torch.float64) for _ in range(6)]
 
 feedback = Task(
-    partial(_feedback, lambda g, kept: (_rounded(g + kept), g + kept - _rounded(g + kept))),
-    {"six gradients": ([torch.tensor([0.3, 1.4, -2.6], dtype=torch.float64)] * 6,)},
+    partial(_feedback, lambda code, g, kept: (code(g + kept), g + kept - code(g + kept))),
+    {"six gradients": (SIX, 1.0), "six gradients in another code, their signs and mean size": (SIX, 0.0)},
     what="some gradients",
     drawn=_gradients,
-    call=lambda answer, gradients: answer(gradients, _rounded),
+    call=lambda answer, gradients, unit: answer(gradients, _code(unit)),
     mistakes={
-        "those messages say all digits: code what you send": partial(_feedback, lambda g, kept: (g, kept)),
-        "nothing of what was left out is ever sent": partial(_feedback, lambda g, kept: (_rounded(g), kept)),
+        "those messages say all digits: code what you send": partial(
+            _feedback, lambda code, g, kept: (g, kept)
+        ),
+        "nothing of what was left out is ever sent": partial(
+            _feedback, lambda code, g, kept: (code(g), kept)
+        ),
         "what was kept before is lost where it did not come through": partial(
-            _feedback, lambda g, kept: (_rounded(g + kept), g - _rounded(g))
+            _feedback, lambda code, g, kept: (code(g + kept), g - code(g))
         ),
         "what is kept grows for ever: take off what was sent of it": partial(
-            _feedback, lambda g, kept: (_rounded(g + kept), kept + g - _rounded(g))
+            _feedback, lambda code, g, kept: (code(g + kept), kept + g - code(g))
         ),
         "what was kept is sent uncoded": partial(
-            _feedback, lambda g, kept: (_rounded(g) + kept, g - _rounded(g))
+            _feedback, lambda code, g, kept: (code(g) + kept, g - code(g))
         ),
     },
 )
-"""Exercise: error feedback, with a code that rounds to whole numbers."""
+"""Exercise: error feedback, with codes that round, or send signs alone."""

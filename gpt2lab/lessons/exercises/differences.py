@@ -35,7 +35,7 @@ def returned(found, what: str = ""):
 
 
 def close(got, want, what: str, tolerance: float = 1e-10) -> None:
-    """Raise AssertionError with both numbers unless `got` is within `tolerance`, relative to `want`.
+    """Raise AssertionError with both numbers unless `got` is within `tolerance`, relative to `want` if that is not 0.
 
     Works for numbers, arrays and tensors; a wrong shape is named as such, None as a forgotten return, and so are the
     usual slips: see `slip`. Where float64 is right, a tensor of fewer digits is not.
@@ -53,7 +53,7 @@ def close(got, want, what: str, tolerance: float = 1e-10) -> None:
         return
     with np.errstate(invalid="ignore"):  # of two infinities, which are equal
         error = np.where(got == want, 0.0, np.abs(got - want))
-    scale = max(float(np.abs(want[np.isfinite(want)]).max(initial=0.0)), 1e-300)
+    scale = float(np.abs(want[np.isfinite(want)]).max(initial=0.0)) or 1.0
     worst = np.unravel_index(np.argmax(np.nan_to_num(error, nan=np.inf)), error.shape)
     where = f" at {tuple(map(int, worst))}" if want.shape else ""
     message = f"{what}: expected {want[worst]:.6g}{where}, got {got[worst]:.6g}"
@@ -112,11 +112,11 @@ def difference(got, want, what: str, tolerance: float = 1e-10) -> None:
     if want is ANY:
         return
     if isinstance(want, Between):
-        assert _is_number(returned(got, what)), f"{what}: expected a number, got {got!r}"
+        assert is_number(returned(got, what)), f"{what}: expected a number, got {got!r}"
         assert got <= want.most, f"{what}: {want.most:,.10g} are enough, got {got:,.10g}"
         assert got >= want.least, f"{what}: at least {want.least:,.10g} are needed, got {got:,.10g}"
     elif want is None or isinstance(want, str | bool):
-        got = bool(got) if isinstance(want, bool) and _is_number(got) else got
+        got = bool(got) if isinstance(want, bool) and is_number(got) else got
         assert got == want, f"{what}: expected {want!r}, got {got!r}"
     elif isinstance(want, Mapping):
         returned(got, what)
@@ -180,7 +180,8 @@ def _numbers(values) -> bool:
         return False
 
 
-def _is_number(value) -> bool:
+def is_number(value) -> bool:
+    """Whether it is one number of Python, numpy or torch."""
     return isinstance(value, Number | np.generic) or (bool(_tensor_of(value)) and value.numel() == 1)
 
 
@@ -198,6 +199,8 @@ def _array(value, what: str) -> np.ndarray:
     try:
         return np.asarray(value, dtype=float)
     except (ValueError, TypeError):
+        sizes = [len(one) for one in value if isinstance(one, list)] if isinstance(value, list) else []
+        assert len(set(sizes)) < 2, f"{what}: the parts should be equally long, and are {sizes} long"
         raise AssertionError(f"{what}: expected numbers, got {value!r}") from None
 
 

@@ -16,6 +16,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
+from traceback import walk_tb
 
 from ..environment import static, unanswered
 from .differences import difference, equal, plain, returned
@@ -211,9 +212,18 @@ def called(answer, given: tuple, words: str, shut: tuple[str, ...] = ()):
     except Exception as error:
         if unanswered(error):
             raise
-        kind = getattr(error, "ename", "") or type(error).__name__
-        said = str(error) if isinstance(error, AssertionError) else f"{kind}: {error}"
+        said = sentence(error)
         raise AssertionError(said if said.startswith(words) else f"{words}: {said}") from error
+
+
+def sentence(error: BaseException) -> str:
+    """What an error says (`ename` is its type's name on a rank). Where a checker raised it, the answer does not fit."""
+    if isinstance(error, AssertionError):
+        return str(error) or "an assertion without words; run the checker by hand to see which"
+    said = f"{getattr(error, 'ename', '') or type(error).__name__}: {error}"
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    ours = isinstance(error, Exception) and frame.f_globals.get("__name__", "").startswith(__package__)
+    return f"your function, or what it gives, does not fit what is asked for. {said}" if ours else said
 
 
 def _alike(got, said, tolerance: float) -> bool:

@@ -19,7 +19,7 @@ parameters = Task(
         "GPT-2 small": (50257, 1024, 12, 768),
     },
     what="{} words, {} positions, {} layers of width {}",
-    drawn=lambda chance: tuple(chance.randint(1, 99) for _ in range(4)),
+    drawn=lambda chance: tuple(chance.randint(1, 999) for _ in range(4)),
 )
 """Exercise: how many parameters a GPT-2 has, the tied head counted once."""
 

@@ -91,6 +91,7 @@ serial_fraction = Task(
         "a speed-up of 4 on 4 workers has no serial part": (4.0, 4),
         "a speed-up of 2 on 4 workers": (2.0, 4),
         "no speed-up: all is serial": (1.0, 4),
+        "half as fast as one worker: more than all is serial": (0.5, 4),
         "24.7 on 112 (turn Amdahl's law round)": (24.7, 112),
     },
     what="a speed-up of {} on {} workers",

@@ -256,6 +256,7 @@ def written(answer, ranks: int, micros: int) -> Schedule:
     for rank in range(ranks):
         words = returned(answer(rank))
         words = words.split() if isinstance(words, str) else list(words)
+        words = [f"{word.kind}{word.micro}" if isinstance(word, Op) else str(word) for word in words]
         for word in words:
             assert word[:1] in "FBIW" and word[1:].isdigit(), (
                 f"{word!r} is no operation. Write F0, I0, W0 or B0."

@@ -5,18 +5,18 @@ At the end the checker of a sum in a fixed order.
 
 import math
 import time
-from numbers import Real
 from random import Random
 
 import torch
 
 from ..labs import order
 from . import Task, returned, unaided
+from .differences import is_number
 
 
 def score(guess: float, found: float) -> float:
     """1 for the right number, 0 for one that is wrong by a factor of four or more."""
-    return max(0.0, 1 - abs(math.log(guess / found, 4))) if guess > 0 else 0.0
+    return max(0.0, 1 - abs(math.log(guess / found, 4)))
 
 
 def _guess(answer) -> float:
@@ -27,12 +27,12 @@ def _guess(answer) -> float:
 def _compare(guess: float | None, found, unit: str, clock: str, least: float, hint: str) -> None:
     """Print guess, truth `found()` and score; raise AssertionError with the hint when the score is below `least`."""
     returned(guess)
-    assert isinstance(guess, Real), f"a number of {unit} is asked for, not {guess!r}"
+    assert is_number(guess) and guess > 0, f"a number of {unit} above 0 is asked for, not {guess!r}"
     guess, found = float(guess), found()
     points = score(guess, found)
     print(f"You say {guess:,.4g} {unit}; {clock}: {found:,.4g}. Score {points:.2f} of 1.")
     way = "small" if guess < found else "large"
-    factor = max(guess / found, found / guess) if guess > 0 else math.inf
+    factor = max(guess / found, found / guess)
     assert points >= least, f"too {way} by a factor of {factor:.3g}. {hint}"
 
 

@@ -135,10 +135,11 @@ def ready(answer) -> None:
             assert not early, f"task {v} was let go while task {early[0]}, which it needs, was not over"
             assert v not in over, f"task {v} was let go twice"
             over.append(v)
-            waits.looked = 0
-            got = returned(unaided(answer, __name__)(v, waits, after))
-            assert waits.looked <= 4 * len(after[v]), (
-                f"you looked at {waits.looked} counters for a task that {len(after[v])} wait for; with a million tasks "
+            waits.looked, behind = 0, list(after[v])
+            got = list(returned(unaided(answer, __name__)(v, waits, after)))
+            assert after[v] == behind, "your function takes tasks out of after[v]; count in `waits` alone"
+            assert waits.looked <= 4 * len(behind) + 4, (
+                f"you looked at {waits.looked} counters for a task that {len(behind)} wait for; with a million tasks "
                 "that is the whole time. Look at after[v] alone"
             )
             queue += got

@@ -27,7 +27,7 @@ qkv = Task(
     closed=(PACKAGE,),
     drawn=_sizes,
     call=lambda answer, width, heads, ranks: [
-        list(map(int, returned(answer(rank, ranks, heads, width)))) for rank in range(ranks)
+        list(map(float, returned(answer(rank, ranks, heads, width)))) for rank in range(ranks)
     ],
 )
 """Exercise: the rows of c_attn.weight that belong to one rank, by heads."""

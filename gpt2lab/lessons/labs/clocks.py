@@ -1,16 +1,13 @@
 """What lesson 02 runs besides its own code: links and cores, wrong stopwatches, first iterations, a roofline."""
 
-import json
-import tempfile
 import time
-from pathlib import Path
 
 import torch
 
 from ...corpus import Batches, shakespeare
 from ...machine.timing import alone, trials
 from ...model import GPT2, PRESETS
-from ...ranks import comm, trace
+from ...ranks import comm
 from ...ranks.mesh import Mesh
 from .instruments import seconds_of
 
@@ -87,13 +84,6 @@ def step_times(rank, world_size, threads, count, touch=True, warm=True, rehearse
         times.append(time.perf_counter() - start)
         losses.append(loss.item())
     return times, losses
-
-
-def read_back(spans) -> list[dict]:
-    """The events of spans that were saved for Perfetto and read again."""
-    with tempfile.TemporaryDirectory() as folder:
-        saved = json.loads(trace.save_chrome(spans, Path(folder, "trace.json")).read_text())
-    return [event for event in saved["traceEvents"] if event["ph"] == "X"]
 
 
 # ---- a roofline

@@ -96,15 +96,6 @@ def predicted(layers_each: int, overlap: bool) -> float:
     return costs.backward_and_sums(LAYERS // layers_each, LAYERS * BACKWARD, message, overlap)
 
 
-def step_time(
-    bucket: int, latency: float, bandwidth: float, model_bytes: float = 500e6, ranks: int = 8
-) -> float:
-    """Seconds of a backward of 0.2 s whose gradients leave in buckets of `bucket` bytes, by rings on the link."""
-    buckets = max(1, round(model_bytes / bucket))
-    ring = 2 * (ranks - 1) * latency + 2 * (ranks - 1) / ranks * (model_bytes / buckets) / bandwidth
-    return costs.backward_and_sums(buckets, 0.2, ring)
-
-
 # ---- paced: an update
 
 WEIGHTS = 100_000

@@ -3,7 +3,6 @@
 import numpy as np
 import torch
 
-from ...machine.timing import alone, trials
 from ...ranks import comm
 from ...ranks.mesh import Mesh
 
@@ -48,10 +47,3 @@ def expected(world_size: int) -> list[list[list[float]]]:
             mine += [X.flatten(), total] if r == root else [X[0, :0], X[0, :0]]
         found.append([y.tolist() for y in mine])
     return found
-
-
-def reduce_scatter_seconds(rank: int, world_size: int, size: int) -> float:
-    """Seconds of a reduce-scatter of `size` bytes."""
-    axis, x = Mesh(dp=world_size)["dp"], torch.ones(size // 4, dtype=torch.float32)
-    step, ready = lambda: comm.reduce_scatter(x, axis), lambda: comm.barrier(axis)
-    return alone(trials(step, count=3, ready=ready)).median

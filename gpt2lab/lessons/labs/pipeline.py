@@ -1,11 +1,10 @@
-"""What lesson 07 runs besides its own pipeline: instruments, messages that are waited for, a gradient that shrinks."""
+"""What lesson 07 runs besides its own pipeline: instruments, a gradient that shrinks."""
 
 from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
 
-from ...parallel.pipeline.mailbox import Mailbox
 from ...ranks import comm
 from ...verify import relative_error
 from .instruments import mine as mine  # cells call it
@@ -37,11 +36,3 @@ def divided(run):
             run(kind, i, s)
 
     return wrong
-
-
-def give_and_wait(self, op, value, give=Mailbox.give):
-    """Hand a result on and wait until it has arrived, as a blocking send does."""
-    give(self, op, value)
-    for line in self.leaving.values():
-        while line:
-            line.popleft().wait()

@@ -9,15 +9,7 @@ import torch
 
 from ...machine import memory
 from ...model import GPT2
-from ...parallel.zero.costs import (
-    bucket_bytes_sent,
-    bytes_held,
-    messages_sent,
-    owner_bytes_sent,
-    parts,
-    shard_length,
-    zero_bytes_sent,
-)
+from ...parallel.zero.costs import bytes_held, messages_sent, parts, shard_length
 from ...parallel.zero.flat import part_of
 from ...ranks import comm
 from ...reference import example_batch
@@ -176,18 +168,6 @@ def three_ways(ranks, config) -> tuple[dict[str, Residency], list[tuple], dict[s
     return {name: seen for name, (seen, _, _) in runs.items()}, rows, said
 
 
-def sent_by_stage(ranks, config, stages: dict[int, str]) -> list[tuple]:
-    """Rows: bytes sent by rank 0 of two in a step of 1 and of 3 micro-batches, over those of all weights; exact?"""
-    whole, sizes, rows = 8 * config.parameters, parts(GPT2(config)), []
-    for stage, name in stages.items():
-        counts = [ranks.run(sent, f"dp=2,zero={stage},micro={micro}", config)[0] for micro in (1, 3)]
-        exact = [bucket_bytes_sent(GPT2(config), 1 << 20, 2, 0)] * 2  # whatever the micro-batches
-        if stage:
-            exact = [zero_bytes_sent(sizes, stage, 2, micro, 8) for micro in (1, 3)]
-        rows.append((name, *(f"{c / whole:.2f} S" for c in counts), "yes" if counts == exact else "NO"))
-    return rows
-
-
 def by_message(ranks, config) -> tuple[list[tuple], bool]:
     """Sums of gradients on two live `ranks` in three packings.
 
@@ -217,15 +197,3 @@ def held_by_stage(ranks, config, stages: dict[int, str]):
         exact.append(found == expected)
         formula[name], live[name] = expected[0], sum(found[0].values())
     return formula, live, all(exact)
-
-
-def sent_by_rank(ranks, config) -> tuple[dict[str, list[float]], bool]:
-    """kB that each rank sends in a step of stage 3, with flat shards and with owners of layers; as by the formulas?"""
-    n, sizes = ranks.size, parts(GPT2(config))
-    found = {
-        "flat shards": ranks.run(sent, f"dp={n},zero=3", config),
-        "whole layers": ranks.run(sent, f"dp={n},zero=3,data=owner", config),
-    }
-    owners = [owner_bytes_sent(sizes, n, rank, 1, 8) for rank in range(n)]
-    exact = list(found.values()) == [[zero_bytes_sent(sizes, 3, n, 1, 8)] * n, owners]
-    return {name: [size / 1e3 for size in of_ranks] for name, of_ranks in found.items()}, exact

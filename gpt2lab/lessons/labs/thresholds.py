@@ -7,7 +7,7 @@ weight and token. Austin et al. 2025, "How to scale your model", derives such th
 
 from dataclasses import dataclass
 
-from ...planner.problem import find_cluster
+from ...planner.problem import EFFICIENCY, find_cluster
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,13 @@ def laptop(rate: float, bandwidth: float, ranks: int = 2) -> Machine:
 
 
 def machines() -> tuple[Machine, Machine]:
-    """One machine of 8 H100 GPUs on NVLink, and 8 of them on InfiniBand, in bfloat16, at half of their peak."""
+    """One machine of 8 H100 GPUs on NVLink, and 8 of them on InfiniBand, in bfloat16, at the planner's rate."""
     found = find_cluster("h100x64")
-    network, rate = found.network, found.device.peak / 2
+    network, rate = found.network, found.device.rate
+    source = f"{found.source}; {EFFICIENCY} of that rate, fitted in lesson 19"
     return (
-        Machine("8 GPUs", network.node, rate, network.inside.bandwidth, 2, found.source),
-        Machine("64 GPUs", found.devices, rate, network.between.bandwidth, 2, found.source),
+        Machine("8 GPUs", network.node, rate, network.inside.bandwidth, 2, source),
+        Machine("64 GPUs", found.devices, rate, network.between.bandwidth, 2, source),
     )
 
 
