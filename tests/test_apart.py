@@ -164,6 +164,9 @@ CASES = {  # answer, checker, what is said (PASS), whether across (True)
          "import cloudpickle\n    assert cloudpickle.loads(cloudpickle.dumps(f))(3) == 3", "PASS", False),
     "no definition": ("1 / 0", "f(1)", "FAIL your cell does not run: ZeroDivisionError"),
     "its end": ("import os\ndef f(x): os._exit(3)", "f(1)", "FAIL ended in the middle of it (exit status 3)"),
+    "its end where the package is closed":
+        ("import os\ndef f(x): os._exit(3)",
+         "from gpt2lab.lessons.exercises import unaided\n    unaided(f, 'gpt2lab')(1)", "FAIL (exit status 3)"),
     "no function": ("f = 3", "f(1)", "FAIL 'int' object is not callable"),
 }  # fmt: skip
 
@@ -188,7 +191,10 @@ def test_what_an_answer_leaves_running_ends_with_its_exercise_and_an_endless_one
     assert judge(deed, "def test(f):\n    assert f(1) == 1\n")[0] == "PASS"
     assert not [p for p in psutil.process_iter(["cmdline"]) if mark in (p.info["cmdline"] or ())]
     monkeypatch.setattr(exercises, "LIMIT", 0.5)
-    assert "no end after 0.5 s" in judge("def f(x):\n    while True: pass", "def test(f):\n    f(1)\n")[1]
+    # also where the whole package is closed to the answer, with the words by which the grader knows it
+    for call in ("f(1)", "from gpt2lab.lessons.exercises import unaided\n    unaided(f, 'gpt2lab')(1)"):
+        words = judge("def f(x):\n    while True: pass", f"def test(f):\n    {call}\n")[1]
+        assert words.startswith("no end after 0.5 s"), words
 
 
 @pytest.mark.parametrize(

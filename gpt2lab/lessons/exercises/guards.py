@@ -8,9 +8,9 @@ from pathlib import Path
 from types import FunctionType
 
 PACKAGE = __name__.partition(".")[0]
-# no_grad, messages, the end of `closed` itself, and what asks an answer across processes
+# no_grad, messages, the end of `closed` itself, and what asks an answer across processes and says how it ended
 OPEN = ("torch.autograd.grad_mode", "torch.autograd.function", "torch._functorch.utils", __name__)
-OPEN += (f"{PACKAGE}.classroom.apart", f"{PACKAGE}.classroom.peer")
+OPEN += tuple(f"{PACKAGE}.classroom.{name}" for name in ("apart", "peer", "verdicts"))
 
 JUDGES = __name__.rpartition(".")[0], f"{PACKAGE}.lessons.labs"
 """Modules that judge, and those with the numbers that they judge by: nothing in them may change."""
