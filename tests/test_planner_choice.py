@@ -428,7 +428,7 @@ def test_wires_and_cards_of_ones_own_take_the_place_of_the_clusters(capsys):
 SOON = {  # question: (command line, what others chose, words of our plan, or of our refusal)
     "1.5 billion parameters on one V100 of 32 GB?": (
         "--config gpt2-xl --cluster v100x64 --ranks 1 --memory 32GB --rows 32",
-        "Rajbhandari et al. 2020, sections 1 and 3: 16 bytes a parameter are 24 GB, a batch of 32 does not fit as one",
+        "Rajbhandari et al. 2020, section 3.1: 16 bytes a parameter are 24 GB; 32 rows at once: not checked",
         "micro=16,loss=chunked",
     ),
     "And with 24 GB?": (
@@ -465,7 +465,7 @@ LATER = {
     ),
     "7 billion on two machines that a wire of 10 Gbit/s joins?": (
         "--config 7b --cluster h100x64 --ranks 16 --rows 64 --between 10gbit",
-        "Yuan et al. 2022, Decentralized training: stages between sites, replicas inside",
+        "Yuan et al. 2022, abstract: a search places pipelines and replicas on slow wires; layouts not checked",
         "dp=8,micro=4,zero=2,loss=chunked",
     ),
     "Mixtral 8x7B on 64 H100?": (
@@ -487,7 +487,7 @@ LATER = {
     ),
     "70 billion on 512 H100?": (
         "--config 70b --cluster h100x64 --ranks 512 --rows 1024",
-        "Touvron et al. 2023, Llama 2, do not say; fms-fsdp: FSDP on 128 A100, six sequences a card, recomputed",
+        "Touvron et al. 2023, section 2.2.1: no layout; fms-fsdp: FSDP on 128 A100, six sequences a card, recomputed",
         "dp=256,tp=2,micro=4,zero=3,refill=true,sp=true",
     ),
 }
