@@ -20,7 +20,7 @@ def bytes_a_parameter(plan: str, precision, rows: int = 1) -> float:
     """Weights, gradients and optimizer of a rank after its backward, over the model's parameters."""
     parsed = Plan.parse(plan)
     share = RankShare(parsed, XL, parsed.dp * rows, 8, precision[0], mixed=precision[1])
-    walk = moments.Walk(share, 2)
+    walk = moments.Walk(share, 2, [0])
     for micro in range(parsed.micro):
         walk.forward(Op("F", 0, micro))
         walk.backward(Op("B", 0, micro))

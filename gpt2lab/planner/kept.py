@@ -11,6 +11,8 @@ from . import tensor_costs
 from .experts import kept_more
 from .share import EXPERT, RankShare
 
+ATTENTION = 14  # numbers a token and channel that attention's backward holds while keys and values travel
+
 
 def inputs_only(share: RankShare) -> bool:
     """Whether a block keeps its input alone and runs again in backward."""
@@ -43,13 +45,20 @@ def kept_by_stage(share: RankShare, position: int, rows: int, tokens: int) -> Co
     kept = lambda layer: stream if inputs_only(share) else kept_by_block(share, rows, tokens, layer)
     found = Counter(activations=sum(kept(layer) for layer in share.parts.layers[position]))
     if position == share.depth - 1:
-        c = share.config.n_embd
-        found["activations"] += 2 * stream + 2 * stream // c
+        found["activations"] += kept_by_head(share, rows, tokens)
         if share.plan.loss == "chunked":
-            found["gradients"] = share.itemsize * share.config.vocab_size * c
-            found["activations"] += stream
+            found["gradients"] = share.itemsize * share.config.vocab_size * share.config.n_embd
         found["logits"] = logits_bytes(share, rows, tokens)
     return found
+
+
+def kept_by_head(share: RankShare, rows: int, tokens: int, half: bool = False) -> int:
+    """Bytes that the last norm keeps: its input, its output, two numbers a token; a chunked loss, its gradient too.
+
+    With `half` those that a first half frees: W needs the output.
+    """
+    stream, chunked = stream_bytes(share, rows, tokens), share.plan.loss == "chunked"
+    return (2 + chunked - (half and not chunked)) * stream + 2 * stream // share.config.n_embd
 
 
 def kept_by_block(share: RankShare, rows: int, tokens: int, layer: int) -> int:
@@ -125,3 +134,17 @@ def made_at_once(share: RankShare, position: int, layers: int) -> int:
     net, matrix = share.net, largest_matrix(share, position)
     column = share.itemsize * c * ((c + 2 * net.keys) // share.plan.tp) + matrix * net.mlps * (1 + net.gated)
     return (layers * column + share.itemsize * part_elements(share, share.net.head) * last) * share.plan.sp
+
+
+def transient(share: RankShare, rows: int, tokens: int, matrix: int) -> int:
+    """Bytes that a block's backward holds besides: gradients of its output and hidden layer, and of a `matrix`.
+
+    A first half makes no weight's gradient (0); it has the hidden layer's on both its sides. Where keys and values
+    travel, attention's own backward holds more.
+    """
+    plan, net, c = share.plan, share.net, share.itemsize * share.config.n_embd
+    stream = rows * tokens * c + stream_bytes(share, rows, tokens) * plan.sp
+    hidden = rows * tokens * share.itemsize * net.mlp * net.active * (1 + net.gated) // plan.tp
+    travels = plan.cp > 1 and plan.exchange != "heads" and not plan.exchange.startswith("halo")
+    attention = ATTENTION * rows * tokens * c // plan.tp if travels else 0
+    return max(stream + hidden + (matrix or hidden), attention)

@@ -3,17 +3,19 @@
 A search asks for thousands of plans, so for what it proposes there are formulas: a step is walked through, operation by
 operation, and every moment at which memory can be highest is noted: the loss, the first backward, the sums that end the
 step. All other plans are run dry. All numbers are bytes, computed; the tests compare them with what the allocator of
-live ranks counted. What torch itself keeps is not in it, nor are messages under way in a step.
+live ranks counted. What torch itself keeps is not in it.
 
 Activations: Korthikanti et al. 2022, "Reducing Activation Recomputation", section 4. ZeRO: Rajbhandari et al. 2020.
 """
 
-from collections.abc import Iterable
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from itertools import islice
 
 from ..machine.arguments import checked
-from ..schedules import Op
+from ..schedules import Op, Schedule
 from .dry import UNBOUNDED, UNEVEN, dry_run
 from .models import Transformer
 from .moments import Walk
@@ -62,9 +64,8 @@ def memory(
 
 def fullest(shares: Iterable[RankShare], optimizer: str = "adamw") -> tuple[Held, ...]:
     """What the fullest of the context ranks beside each of these ranks holds."""
-    return tuple(
-        max((of_rank(one, optimizer) for one in _beside(share)), key=lambda h: h.total) for share in shares
-    )
+    most = lambda share: max((of_rank(one, optimizer) for one in _beside(share)), key=lambda h: h.total)
+    return tuple(map(most, shares))
 
 
 def _beside(share: RankShare) -> list[RankShare]:
@@ -89,8 +90,10 @@ def of_rank(share: RankShare, optimizer: str = "adamw") -> Held:
             )
         sizes = share.rows, share.length, share.itemsize
         return Held(share.pp, **dry_run(share.plan, share.config, *sizes, optimizer, share.number).parts)
-    walk = Walk(share, MOMENTS[optimizer])
-    for op in _order(share):
+    order = _order(share)
+    walk = Walk(share, MOMENTS[optimizer], order.placement)
+    for op, beside in _with_messages(order, share):
+        walk.travel(beside)
         walk.forward(op) if op.kind == "F" else walk.backward(op)
     walk.finish()
     return Held(share.pp, **walk.fullest)
@@ -101,10 +104,26 @@ def has_formula(plan, config) -> bool:
     return plan.data not in UNEVEN and plan.schedule != "terapipe" and not why_no_price(plan, config)
 
 
-def _order(share: RankShare) -> list[Op]:
-    """The operations of the rank, of a pipeline of as many micro-batches as fill it where that is enough."""
+def _order(share: RankShare) -> Schedule:
+    """The schedule of the rank's pipeline of as many micro-batches as fill it where that is enough."""
     plan = share.plan
     bounded = plan.schedule not in UNBOUNDED or plan.pp == 1
     # of a single stage the second one on, where sums are under way the third, are alike or have fewer rows
     enough = min(plan.micro, 2 * plan.pp + (plan.pp == 1 and plan.zero > 1)) if bounded else plan.micro
-    return order_of(plan, enough).orders[share.pp]
+    return order_of(plan, enough)
+
+
+def _with_messages(order: Schedule, share: RankShare) -> Iterator[tuple[Op, list[Op]]]:
+    """A rank's operations, and whose messages it holds beside each: two from each neighbour, the last two that left.
+
+    Of what a stage sends forward nothing is counted where its unit keeps the output anyway.
+    """
+    coming, sent = list(map(deque, order.incoming[share.pp].values())), defaultdict(lambda: deque(maxlen=2))
+    for op in order.orders[share.pp]:
+        asked = op._replace(kind="F" if op.kind == "F" else "I")
+        for line in coming:
+            if asked in line and op.kind != "W":
+                line.remove(asked)
+        yield op, [one for line in (*(islice(line, 2) for line in coming), *sent.values()) for one in line]
+        if (there := order.message(op)) and (there.kind == "I" or share.plan.recompute):
+            sent[there.kind, op.stage].append(op)

@@ -11,26 +11,28 @@ from .kept import (
     inputs_only,
     kept_between,
     kept_by_block,
+    kept_by_head,
     kept_by_stage,
     largest_matrix,
     logits_bytes,
     made_at_once,
     part_elements,
     stream_bytes,
+    transient,
     weights_held,
 )
 from .sends import owned, tied
 from .share import EXPERT, RankShare
 
 CHUNK = 128  # tokens whose logits a chunked loss holds at a time
-ATTENTION = 14  # numbers a token and channel that attention's backward holds while keys and values travel
 
 
 class Walk:
     """A step of one rank: what it holds now, by part, and what it held at the fullest moment so far."""
 
-    def __init__(self, share: RankShare, moments: int):
-        self.share, self.plan, self.e = share, share.plan, share.itemsize
+    def __init__(self, share: RankShare, moments: int, placement: tuple[int, ...]):
+        self.share, self.plan, self.e, self.placement = share, share.plan, share.itemsize, placement
+        self.travels = 0  # bytes of messages under way
         self.sizes = share.sizes
         self.tied = share.net.tied
         self.wte = max(part_elements(share, "wte"), part_elements(share, share.net.head))
@@ -101,10 +103,24 @@ class Walk:
         """The position of an operation, its rows and its tokens a row."""
         return self.share.stages[op.stage], self.share.micro_rows[op.micro], self.share.tokens
 
+    def travel(self, beside: list[Op]) -> None:
+        """Hold the messages of these operations, which are under way while the next one runs."""
+        size = sum(stream_bytes(self.share, *self.unit(one)[1:]) for one in beside)
+        self.now["buffers"] += size - self.travels
+        self.travels = size
+
+    def _keeps(self, op: Op) -> dict[str, int]:
+        """Bytes of a unit by part; its output too, where that went to another rank."""
+        (position, *sizes), after = self.unit(op), op.stage + 1
+        kept = Counter(self.kept_by_stage(position, *sizes))
+        if position < self.share.depth - 1 and self.placement[after] != self.placement[op.stage]:
+            kept["activations"] += stream_bytes(self.share, *sizes)
+        return kept
+
     def forward(self, op: Op) -> None:
         """Run a stage forward and keep what its backward needs."""
         position, rows, tokens = self.unit(op)
-        kept, last = dict(self.kept_by_stage(position, rows, tokens)), position == self.share.depth - 1
+        kept, last = self._keeps(op), position == self.share.depth - 1
         logits = logits_bytes(self.share, rows, tokens) if last else 0
         weights = self._gathered(position)
         self._embed(position)
@@ -125,11 +141,11 @@ class Walk:
         held = self.kept.pop((op.stage, op.micro))
         if self.plan.pp > 1 and self.plan.recompute:
             self._hold(held, -1)
-            held = dict(self.kept_by_stage(position, rows, tokens))
+            held = self._keeps(op)
             self._hold(held)
             self._embed(position)
         if position == self.share.depth - 1:
-            self._loss(held, rows, tokens, (position > 0 or not self.tied) and op.kind == "B")
+            self._loss(held, rows, tokens, (position > 0 or not self.tied) and op.kind == "B", op.kind == "I")
             if op.kind == "B":
                 self.start_sum(0)  # ln_f's, which is small
         self._blocks(position, rows, tokens, held, op.kind == "I")
@@ -183,7 +199,7 @@ class Walk:
         coming = self._gathered(position, min(2, len(self.share.stages)))
         self.note(weights=(self._whole_wte() + coming) * (position == 0))
 
-    def _loss(self, held: dict, rows: int, tokens: int, sent: bool) -> None:
+    def _loss(self, held: dict, rows: int, tokens: int, sent: bool, half: bool) -> None:
         """The loss: its gradient beside the probabilities, then the head's weight gradient beside the former alone.
 
         `sent`: that gradient is complete, as it is where another rank has the embedding, and its sum begins at once.
@@ -195,6 +211,9 @@ class Walk:
         self.now["logits"] -= held.pop("logits", 0)
         if sent:
             self.note(weights=self._whole_wte(), gradients=head + self.wte_shard)
+        over = kept_by_head(self.share, rows, tokens, half)
+        held["activations"] -= over
+        self.now["activations"] -= over
 
     def _blocks(self, position: int, rows: int, tokens: int, held: dict, half: bool) -> None:
         """The blocks' backward, which runs from the last to the first.
@@ -207,7 +226,7 @@ class Walk:
         if not layers:
             self.note(gradients=head)
             return self.start_sum(0)
-        plain = self._transient(rows, tokens, 0 if half else largest_matrix(self.share, position))
+        plain = transient(self.share, rows, tokens, 0 if half else largest_matrix(self.share, position))
         kept, again = self.kept_by_blocks(position, rows, tokens), inputs_only(self.share)
         others = len(layers) - 1
         for done in sorted({0, min(1, others), max(0, others - 1), others}):
@@ -298,16 +317,3 @@ class Walk:
     def _whole_wte(self) -> int:
         """The embedding is whole from its first use to its last (stage 3)."""
         return max(self.gathered["wte"], self.gathered[self.share.net.head]) * (self.plan.zero == 3)
-
-    def _transient(self, rows: int, tokens: int, matrix: int) -> int:
-        """What the backward of a block holds besides: gradients of its output and hidden layer, and of one matrix.
-
-        Where keys and values travel, attention's own backward holds more.
-        """
-        plan, c = self.plan, self.e * self.share.config.n_embd
-        stream = rows * tokens * c + stream_bytes(self.share, rows, tokens) * plan.sp
-        net = self.share.net
-        hidden = self.e * net.mlp * net.active * (1 + net.gated)
-        mlp = stream + rows * tokens * hidden // plan.tp + matrix
-        travels = plan.cp > 1 and plan.exchange != "heads" and not plan.exchange.startswith("halo")
-        return max(mlp, ATTENTION * rows * tokens * c // plan.tp if travels else 0)

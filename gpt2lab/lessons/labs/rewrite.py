@@ -25,10 +25,7 @@ class GraphOp:
     output: str = ""
 
 
-UPDATE = (
-    GraphOp("all-reduce", "gradient", "sum"),
-    GraphOp("update", "sum", "new weights"),
-)
+UPDATE = (GraphOp("all-reduce", "gradient", "sum"), GraphOp("update", "sum", "new weights"))
 """Data parallelism: sum everything, update everything, on every rank."""
 
 
