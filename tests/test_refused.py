@@ -47,8 +47,8 @@ TABLE = """
     odd pp=2,dp=2,zero=3,micro=2,refill=on     does not go with pp=2
     experts dp=2,zero=3,refill=on              refill=on does not go with a mixture of experts, which ... Leave one
     experts dp=2,ep=2,zero=3,refill=on         refill=on does not go with a mixture of experts, which ... Leave one
-    odd dp=4,zero=3,shard=3                    dp=4 x cp=1 = 4 ranks make no groups of shard=3... Use shard=2, 4.
-    odd dp=4,zero=3,shard=1                    make no groups of shard=1 that share. Use shard=2, 4.
+    odd dp=4,zero=3,shard=3                    dp=4 x cp=1 = 4 ranks make no groups of shard=3... Use shard=2.
+    odd dp=4,zero=3,shard=1                    make no groups of shard=1 that share. Use shard=2.
     odd dp=4,zero=3,shard=-2                   make no groups of shard=-2
     odd tp=2,zero=3,shard=2                    dp=1 x cp=1 = 1 ranks make no groups... Leave shard out.
     odd dp=4,shard=2                           shard=2 says how ZeRO shards. Use zero=1, 2 or 3 with it.

@@ -34,10 +34,12 @@ def context():
             resource_tracker.ensure_running()  # holds SIGINT and SIGTERM back itself, and then lets them through again
         with _held_back(ASKS_TO_END):  # one in between would leave the folder of sockets behind
             folder = multiprocessing.util.get_temp_dir()
+            if not os.path.isdir(folder):
+                said = "by which processes start, is gone. Restart this program, or the notebook's kernel."
+                raise OSError(f"The folder {folder}, {said}")
             os.environ[PARENT] = f"{os.getpid()} {'main' if main else 'other'} {folder}"
-            os.environ[PRELOAD] = " ".join(
-                name for name in loaded() if (name + ".").split(".")[1] not in ONLY_HERE
-            )
+            needed = (name for name in loaded() if (name + ".").split(".")[1] not in ONLY_HERE)
+            os.environ[PRELOAD] = " ".join(needed)
             ask_for_huge_pages()
             ensure_running()
     except OSError as error:

@@ -64,17 +64,12 @@ def _descends(process: Path, folders: str) -> bool:
     return any(link.startswith(folders) and f"/{STACK}" in link for link in links)
 
 
-def remove_folders(parent: int) -> None:
-    """Delete the private folders that process `parent` made for its ranks."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}{parent}-*"):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _parent_died(parent: int, sockets: str) -> None:
     if hasattr(signal, "SIGRTMIN"):
         signal.signal(signal.SIGRTMIN, signal.SIG_IGN)  # Linux sends one for each thread of the parent
     end_descendants(f"{tempfile.gettempdir()}/{FOLDER_PREFIX}{parent}-")
-    remove_folders(parent)
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}{parent}-*"):
+        shutil.rmtree(folder, ignore_errors=True)
     if sockets:
         shutil.rmtree(sockets, ignore_errors=True)
     os._exit(0)

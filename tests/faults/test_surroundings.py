@@ -1,6 +1,7 @@
 """Many launches at once, hardly any shared memory, a full disk: it works, or one clear line says why not."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -161,3 +162,27 @@ def test_a_full_disk_is_one_clear_line(tmp_path):
     assert len(lines) == 10
     assert all(v == works or (v.startswith(told) and "set TMPDIR" in v) for v in verdicts), lines
     assert verdicts[0].startswith(told) and verdicts[8] == works and verdicts[9].startswith(told), lines
+
+
+EMPTIED = """
+import multiprocessing.util, shutil
+from gpt2lab import launch
+
+launch(lambda rank, world_size: rank, ranks=2)
+shutil.rmtree(multiprocessing.util.get_temp_dir())
+try:
+    launch(lambda rank, world_size: rank, ranks=2)
+except OSError as error:
+    print("told:", error)
+"""
+
+
+def test_a_folder_of_sockets_that_a_cleaner_took_away_is_named_with_the_way_out(tmp_path):
+    running = Marked(EMPTIED, tmp_path)
+    try:
+        text = running.process.stdout.read()
+    finally:
+        running.close()
+    assert re.search(
+        r"told: The folder \S+, by which processes start, is gone\. Restart this program", text
+    ), text

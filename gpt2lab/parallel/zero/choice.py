@@ -51,7 +51,7 @@ def check(config, plan, rows: int, length: int) -> None:
         _check_refill(config, plan)
     replicas = plan.dp * plan.cp
     if plan.shard and (plan.shard < 2 or replicas % plan.shard):
-        fits = [str(n) for n in range(2, replicas + 1) if replicas % n == 0]
+        fits = [str(n) for n in range(2, replicas) if replicas % n == 0]
         use = f"Use shard={', '.join(fits)}" if fits else "Leave shard out"
         raise ValueError(
             f"dp={plan.dp} x cp={plan.cp} = {replicas} ranks make no groups of shard={plan.shard} that share. {use}."
