@@ -42,7 +42,7 @@ NOT_SLOW = "" if SLOW else " and not slow"
 
 def pytest(*words: str, marks: str, **env: str) -> int:
     """Run pytest; 0 where all passed, or nothing was to be run."""
-    call = [*PYTEST, *words, "-m", marks + NOT_SLOW, "--durations", "10", "--durations-min", "5"]
+    call = [*PYTEST, *words, "-m", marks + NOT_SLOW, "--durations", "40", "--durations-min", "5"]
     with tempfile.TemporaryDirectory(prefix="t") as short:  # names of sockets are at most 107 bytes long
         call += ["--basetemp", f"{short}/t"]
         code = subprocess.run(call, cwd=ROOT, env=os.environ | env).returncode
