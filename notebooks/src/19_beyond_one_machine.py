@@ -578,7 +578,7 @@ for r in published.ROWS:
 #
 # Llama 3's row of 128k tokens comes out 29 %<!--above--> too fast if attention is counted whole, and fits if by halves,
 # as a causal one computes. Memory is half of what nvidia-smi showed for BLOOM, which counts float32 gradients, buffers,
-# the allocator's rest. Llama 3's 249 GB<!--above--> are more than a GPU has: not counted are their FSDP and what
+# the allocator's rest. Llama 3's 292 GB<!--above--> are more than a GPU has: not counted are their FSDP and what
 # they free early.
 #
 # ## Somebody is always broken
