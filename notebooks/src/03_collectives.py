@@ -289,6 +289,8 @@ def bytes_sent():
 
 
 # %% [markdown]
+# ### Bandwidth, of which size?
+#
 # **Bandwidth** is where people slip. *Algorithm bandwidth* is S/t. *Bus bandwidth* (nccl-tests) multiplies by what
 # must cross the wires, so that it compares with the hardware: 2(n−1)/n for all-reduce, (n−1)/n for
 # reduce-scatter and all-gather, of the **whole** array S. The lecture takes the *output* of the reduce-scatter for S,
