@@ -192,8 +192,9 @@ class Pool:
         return f"is stopped (SIGSTOP), process {pid}" if process_state(pid) == "T" else ""
 
     def is_dying(self, rank: int) -> bool:
-        """Whether the main thread of a rank has ended, and its memory or another thread is still there."""
-        return process_state(self.members[rank].process.pid) == "Z"
+        """Whether a rank's main thread has ended: some of it is still there, or it is gone and not reported yet."""
+        state = process_state(self.members[rank].process.pid)
+        return state == "Z" or (not state and bool(process_state(os.getpid())))  # where Linux tells
 
     def stack(self, rank: int) -> str:
         """Where a rank without progress is now: `is stopped (SIGSTOP)` or a line of its Python stack."""

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from processes import PATIENCE, needs_backend, promptly, until
 
 from gpt2lab import RankFailed, Ranks, launch, transport
 from gpt2lab.processes import rank_process, status_board, watch
+from gpt2lab.processes.pool import Pool
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.transport.engine import PeerLost
@@ -144,6 +146,16 @@ def test_a_rank_that_takes_long_to_die_is_named_and_not_who_has_lost_it():
     """As where the system kills one that holds much memory: to give it back takes seconds."""
     error = failure(takes_long_to_die, 3 * watch.LONG_GRACE, ranks=2)
     assert (error.rank, error.ename) == (1, "ProcessDied") and "rank 1 was killed by SIGKILL" in str(error)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="states of processes are Linux's")
+def test_a_rank_that_is_gone_and_not_reported_yet_is_waited_for():
+    """Between its end and the report of it; else who has lost it would be named."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    members = [SimpleNamespace(process=SimpleNamespace(pid=pid)) for pid in (gone.pid, os.getpid())]
+    dying = [Pool.is_dying(SimpleNamespace(members=members), rank) for rank in range(2)]
+    assert dying == [True, False]
 
 
 def fills_the_stack_of_c(rank, world_size, how):
