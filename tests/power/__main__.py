@@ -5,7 +5,7 @@ import shutil
 from collections import Counter, defaultdict
 from functools import cache
 
-from .killing import RESULTS, Copy, decided, results
+from .killing import RESULTS, Copy, decided, line, results
 from .mutate import SEED, drawn, planted
 from .reaching import reached, record
 
@@ -19,7 +19,7 @@ def run(mutants) -> None:
             if mutant.name not in known:
                 said, killer = known[mutant.name] = decided(mutant, copy, recorded)
                 with open(RESULTS, "a") as file:
-                    file.write(f"{mutant.name}\t{said}\t{killer}\n")
+                    file.write(line(mutant.name, said, killer))
                 print(f"{n + 1}/{len(mutants)} {said}: {mutant.name}", flush=True)
     finally:
         shutil.rmtree(copy.folder, ignore_errors=True)
@@ -37,7 +37,7 @@ def again(mutants) -> None:
                 print(f"{n + 1}/{len(mutants)} open again: {mutant.name}, {killer}", flush=True)
     finally:
         shutil.rmtree(copy.folder, ignore_errors=True)
-    RESULTS.write_text("".join(f"{name}\t{said}\t{killer}\n" for name, (said, killer) in known.items()))
+    RESULTS.write_text("".join(line(name, *found) for name, found in known.items()))
 
 
 def table(mutants) -> None:

@@ -25,7 +25,12 @@ RESULTS = Path(__file__).parent / "results.tsv"
 def results() -> dict[str, tuple[str, str]]:
     """What is known: mutant -> (killed, lives, not decided or not reached; the test that noticed it first)."""
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
-    return {name: (said, killer) for name, said, killer in (line.split("\t") for line in lines)}
+    return {name: (said, killer) for name, said, killer in (one.split("\t") for one in lines)}
+
+
+def line(name: str, said: str, killer: str) -> str:
+    """A mutant as `results` reads it."""
+    return f"{name}\t{said}\t{killer}\n"
 
 
 def candidates(mutant: Mutant, tests: dict, by_function: dict) -> list[str]:
