@@ -42,11 +42,16 @@ EXPERTS = tuple(
 )  # fmt: skip
 
 
+TOGETHER = (HOW[1], HOW[4])
+"""Where two strategies meet: how tokens are chosen is what each of them alone has shown to be equal."""
+
+
 def cases(plan: Plan) -> list[tuple[dict, int, int]]:
     """(how, new tokens, streams) of every text that a plan writes."""
+    every = TOGETHER if (plan.pp > 1) + (plan.dp > 1) + (plan.cp > 1) + (plan.tp > 1) > 1 else HOW
     if plan.pp > 1:
-        return [(how, 8, STREAMS[i % 3]) for i, how in enumerate(HOW)]
-    return [(how, 20 if "slide" in how else 8, 1) for how in (*HOW, *WITHOUT_PIPELINE)]
+        return [(how, 8, STREAMS[i % 3]) for i, how in enumerate(every)]
+    return [(how, 20 if "slide" in how else 8, 1) for how in (*every, *WITHOUT_PIPELINE)]
 
 
 def texts(rank, world_size, plan, config):
