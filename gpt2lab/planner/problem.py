@@ -153,8 +153,6 @@ EFFICIENCY = 0.59
 UNITS = {f"{prefix}{word}": scale ** (1 + power) / bits
          for word, scale, bits in (("b", 1000, 1), ("ib", 1024, 1), ("bit", 1000, 8))
          for power, prefix in enumerate("kmgt")} | {"": 1, "b": 1}  # fmt: skip
-
-
 SIZE = "size. Use for example 4GiB, 800MB or 10gbit"
 
 
