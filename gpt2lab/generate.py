@@ -36,7 +36,7 @@ class Sampling:
         logits = logits.double()
         if self.temperature == 0:
             return torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-        logits = logits / self.temperature
+        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature  # no infinity, however cold
         if self.top_k is not None and self.top_k < logits.size(-1):
             kept = logits.topk(self.top_k, -1)
             logits = torch.full_like(logits, -torch.inf).scatter_(-1, kept.indices, kept.values)

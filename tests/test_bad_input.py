@@ -77,7 +77,7 @@ TYPED = {
     "train --lr nan": "--lr nan is no finite number",
     "train --out link --steps 1": "link: File exists",
     "generate --model model --temperature nan": "temperature = nan does not fit Sampling. Use a number of 0 or more.",
-    "generate --model damaged": "damaged/config.json is damaged",
+    "generate --model damaged": "damaged/config.json cannot be read as a model: Expecting value",
 }
 
 

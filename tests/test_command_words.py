@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpt2lab import cli
+from gpt2lab.benchmarks import races
 from gpt2lab.commands import export, folders, lines, report, schedule, train
 from gpt2lab.commands import generate as generate_command
 from gpt2lab.compositions import TESTED, WITHOUT_FLUSH, used
@@ -250,3 +251,21 @@ def test_the_data_command_says_what_became_of_a_text(tmp_path, capsys):
         f"The first {tokens * 9 // 10} are for training, the other {tokens - tokens * 9 // 10} for validation."
         in told
     )
+
+
+def test_a_prompt_may_say_where_a_text_ends(capsys, monkeypatch):
+    seen = []
+    monkeypatch.setattr(huggingface, "load", lambda folder: None)
+    monkeypatch.setattr(
+        "gpt2lab.generate.generate", lambda model, prompts, *a, **k: seen.extend(prompts) or prompts
+    )
+    said(capsys, "generate", "--model", "x", "--prompt", "<|endoftext|>To be")
+    assert seen == [[50256, 2514, 307]]
+
+
+@pytest.mark.parametrize("name", [name for name, race in races.RACES.items() if "out" in race.options])
+def test_a_race_says_that_its_folder_is_a_file_before_it_measures(name, tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(f"gpt2lab.benchmarks.{name}.run", lambda args: pytest.fail("it was run"))
+    assert cli.main(["bench", name, "--quick", "--out", str(tmp_path / "file")]) == 1
+    assert "file: File exists. Use another name." in capsys.readouterr().err

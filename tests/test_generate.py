@@ -153,3 +153,10 @@ def test_a_cached_step_reads_its_weights_in_blocks_and_a_long_prompt_does_not(mo
     calls.clear()
     F.linear(torch.ones(1, 24).double(), model.wte.weight)
     assert calls == [], "after it a linear layer is computed as usual"
+
+
+def test_the_coldest_temperature_takes_the_likeliest_token():
+    """Divided by so little a logit was infinite, and the token drawn was beyond the vocabulary."""
+    logits = torch.tensor([[1.0, 900.0, -3.0, 899.0]])
+    for temperature in (5e-324, 1e-300, 1e-3):
+        assert Sampling(temperature=temperature).draw(logits, [1]) == [1]

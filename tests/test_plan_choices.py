@@ -95,7 +95,7 @@ def test_a_plan_is_refused_with_a_way_out_or_builds_on_every_rank(case, data):
 AXES = {  # more ranks than there is of what they share: the plan, and the sentence
     "pp": (
         "pp=6",
-        "3 layers, the embedding and the head leave nothing for rank 1 of pp=6. Use pp=1, 2, 3, 4, 5,",
+        "3 layers, the embedding and the head leave nothing for rank 5 of pp=6. Use pp=1, 2, 3, 4, 5,",
     ),
     "tp": ("tp=5", "4 attention heads cannot be split over tp=5 ranks"),
     "tp, all heads": ("tp=8", "4 attention heads cannot be split over tp=8 ranks"),

@@ -19,6 +19,7 @@ from gpt2lab.machine.links import Link, Network
 from gpt2lab.machine.options import parser_of
 from gpt2lab.machine.speed import flops_per_token
 from gpt2lab.model import PRESETS, GPT2Config
+from gpt2lab.parallel.pipeline import engine
 from gpt2lab.plan import Plan
 from gpt2lab.planner import choose
 from gpt2lab.planner.choose import Goal, parallelize, pareto
@@ -139,6 +140,35 @@ def test_a_slow_link_moves_the_cut_from_inside_operators_to_between_them():
 )
 def test_sizes_are_read(text, size):
     assert size_in_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--between 10Gb", "'10Gb' may be bits or bytes. Use 10Gbit or 10GB."),
+        ("--between 0gbit", "'0gbit' is no size. Use for example 4GiB, 800MB or 10gbit."),
+        ("--between 1e400gbit", "'1e400gbit' is no size."),
+        ("--memory 0", "'0' is no size."),
+        ("--tokens 1e400", "'1e400' is no number of tokens. Use for example 2T or 300B."),
+        ("--layers 10001", "'10001' does not fit. Use a whole number from 1 to 10,000."),
+        ("--precision BF16", "Did you mean bf16?"),
+        ("--cluster H100x64", "No cluster is called 'H100x64'. Did you mean h100x64?"),
+    ],
+)
+def test_a_number_that_means_nothing_and_a_name_in_capitals_get_a_sentence(line, said, capsys):
+    try:
+        status = cli.main(["plan", "--config", "nano", "--cluster", "h100x64", *line.split()])
+    except SystemExit as stop:
+        status = stop.code
+    told = capsys.readouterr().err
+    assert status in (1, 2) and said in told and told.count("\n") == 1
+
+
+def test_a_pipeline_of_more_ranks_than_parts_is_refused_before_its_schedule_is_played(monkeypatch):
+    """65,536 ranks took over a minute for plans that cannot run."""
+    monkeypatch.setattr(engine, "check_schedule", lambda schedule: pytest.fail("it was played"))
+    with pytest.raises(ValueError, match="leave nothing for rank 6 of pp=65536. Use pp=1, 2, 3, 4, 5, 6, or"):
+        Plan(pp=65536).check(CONFIG, 8, 11)
 
 
 def test_the_command_answers_in_a_table_in_json_and_as_a_picture(capsys, tmp_path):

@@ -123,6 +123,16 @@ def test_a_config_of_hugging_face_is_read(tmp_path):
     assert network_of(LLAMA | {"tie_word_embeddings": True}, "x").tied
     mixtral = LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
     assert (network_of(mixtral, "x").mlps, network_of(mixtral, "x").active) == (4, 2)
+    assert not network_of(GPT2 | {"tie_word_embeddings": False}, "x").tied
+
+
+def test_the_published_config_of_bloom_is_read_in_its_own_words():
+    """Those of 2022, and those of later files: n_embed or hidden_size, n_head or num_attention_heads, seq_length."""
+    words = {"model_type": "bloom", "n_layer": 70, "vocab_size": 250880, "seq_length": 2048, "n_inner": None}
+    for names in (("n_embed", "num_attention_heads"), ("hidden_size", "n_head")):
+        assert network_of(words | dict(zip(names, (14336, 112), strict=True)), "x") == find_model(
+            "bloom-176b"
+        )
 
 
 @pytest.mark.parametrize(
@@ -135,16 +145,49 @@ def test_a_config_of_hugging_face_is_read(tmp_path):
         ({"model_type": "lama"}, "Did you mean llama?"),
         ({"hidden_size": None}, "does not say hidden_size. Use the config.json of a llama."),
         ({"head_dim": 32}, "has 4 heads of 32, which is not its width 64."),
+        ({"model_type": ["llama"]}, "Did you mean llama?"),
+        ({"model_type": "LLaMA"}, "Did you mean llama?"),
         ({"num_key_value_heads": 3}, "4 heads cannot share 3 heads of keys (4 % 3 = 1)"),
-        ({"intermediate_size": -1}, "mlp = -1 does not fit Transformer. Use a whole number of 0 or more"),
-        ({"num_hidden_layers": "two"}, "n_layer = 'two' does not fit Transformer. Use a whole number"),
-        ([], "cannot be read as a model"),
-        ("", "cannot be read as a model"),
+        ({"intermediate_size": -1}, "says intermediate_size = -1. Use a whole number of 1 or more."),
+        ({"intermediate_size": None}, "does not say intermediate_size"),
+        (
+            {"num_hidden_layers": "two"},
+            "says num_hidden_layers = 'two'. Use a whole number from 1 to 10,000.",
+        ),
+        (
+            {"num_hidden_layers": 10**6},
+            "says num_hidden_layers = 1000000. Use a whole number from 1 to 10,000.",
+        ),
+        ({"num_attention_heads": 0}, "says num_attention_heads = 0. Use a whole number of 1 or more."),
+        ({"num_attention_heads": 4.0}, "says num_attention_heads = 4.0. Use a whole number of 1 or more."),
+        ({"hidden_size": [64]}, "says hidden_size = [64]. Use a whole number of 1 or more."),
+        ({"hidden_size": True}, "says hidden_size = True. Use a whole number of 1 or more."),
+        ({"head_dim": 0}, "says head_dim = 0. Use a whole number of 1 or more."),
+        ({"head_dim": "16"}, "says head_dim = '16'. Use a whole number of 1 or more."),
+        ({"tie_word_embeddings": "false"}, "says tie_word_embeddings = 'false'. Use True or False."),
+        (
+            {"attention_bias": True},
+            "says attention_bias, and such weights are not counted here. Leave it out.",
+        ),
+        ({"n_embd": 128}, "says n_embd and another hidden_size. Leave one of them out."),
+        ({"model_type": "mistral", "num_key_value_heads": None}, "does not say num_key_value_heads."),
+        ({"model_type": "mixtral"}, "does not say num_local_experts. Use the config.json of a mixtral."),
+        (
+            {"num_local_experts": 2, "num_experts_per_tok": 4},
+            "A token cannot pass 4 of 2 MLPs. Use at most 2.",
+        ),
+        ([], "cannot be read as a model: it is no table of words. Use another file."),
+        (b"7", "cannot be read as a model: it is no table of words. Use another file."),
+        (b"{", "cannot be read as a model: Expecting property name"),
+        (b"[" * 10**5, "cannot be read as a model: maximum recursion depth"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "cannot be read as a model: Exceeds the limit"),
+        (b"\xff\xfe", "cannot be read as a model: 'utf-8' codec can't decode byte 0xff"),
     ],
 )
 def test_a_config_that_is_none_gets_a_sentence(words, said, tmp_path, capsys):
     path = tmp_path / "config.json"
-    path.write_text("{" if words == "" else json.dumps(LLAMA | words if isinstance(words, dict) else words))
+    text = json.dumps(LLAMA | words if isinstance(words, dict) else words) if type(words) is not bytes else ""
+    path.write_bytes(words if type(words) is bytes else text.encode())
     assert cli.main(["plan", "--config", str(path), "--cluster", "h100x64"]) == 1
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
@@ -170,4 +213,4 @@ def test_what_is_not_built_here_is_computed_and_not_trained(capsys):
     assert cli.main(["memory", *ask, "--experts", "4"]) == 1
     assert "--experts is for GPT-2, and llama3-8b has MLPs of its own." in capsys.readouterr().err
     assert cli.main(["plan", *ask, "--ranks", "1", "--run", "--cluster", "laptop"]) == 1
-    assert "--run trains what the package builds, and llama3-8b is no GPT-2." in capsys.readouterr().err
+    assert "--run trains GPT-2, and llama3-8b is no GPT-2." in capsys.readouterr().err

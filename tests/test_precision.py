@@ -122,10 +122,51 @@ def test_a_cluster_is_a_file(tmp_path):
     [
         ("cards = 4\n", "", "does not say 'cards'. Use the words machines, cards, memory"),
         ("cards", "cart = 1\ncards", "cannot say 'cart'"),
-        ("24GB", "lots", "'lots' is no size. Use for example 4GiB"),
-        ("float32", "float31", "knows no precision 'float31'. Use float64, float32, bf16"),
+        ("24GB", "lots", "mine.toml, memory: 'lots' is no size. Use for example 4GiB"),
+        ('"24GB"', "0", "mine.toml, memory: 0 is no size."),
+        ("10gbit", "0gbit", "mine.toml, between: '0gbit' is no size."),
+        ("cards = 4", "cards = 0", "mine.toml says cards = 0. Use a whole number from 1 to 65,536."),
+        ("cards = 4", "cards = '4'", "mine.toml says cards = '4'. Use a whole number from 1 to 65,536."),
+        ("cards = 4", "cards = 4.0", "mine.toml says cards = 4.0. Use a whole number from 1 to 65,536."),
+        ("machines = 2", "machines = true", "mine.toml says machines = True. Use a whole number from 1"),
+        ("machines = 2", "machines = {}", r"mine.toml says machines = {}. Use a whole number from 1"),
+        (
+            "{ bf16 = 165e12, float32 = 82e12 }",
+            "165e12",
+            "says peak = 165000000000000.0. Use a dict of which each is a number of more than 0.",
+        ),
+        (
+            "{ bf16 = 165e12, float32 = 82e12 }",
+            "{}",
+            "mine.toml has the precisions \\[\\]. Use one or more of float64,",
+        ),
+        (
+            "165e12",
+            "'165e12'",
+            "mine.toml says peak = {'bf16': '165e12', .*}. Use a dict of which each is a number of",
+        ),
+        (
+            "82e12",
+            "-82e12",
+            "mine.toml says peak = .*'float32': -82000000000000.0}. Use a dict of which each is a number of",
+        ),
+        ("82e12", "0", "mine.toml says peak = .*'float32': 0}. Use a dict of which each is a number of"),
+        ("82e12", "nan", "mine.toml says peak = .*'float32': nan}. Use a dict of which each is a number of"),
+        (
+            "cards",
+            "efficiency = 2\ncards",
+            "mine.toml says efficiency = 2. Use a number of more than 0, at most 1.",
+        ),
+        ("cards", "launch = 'x'\ncards", "mine.toml says launch = 'x'. Use a number of 0 or more."),
+        ("machines", "[a]\nmachines", "mine.toml cannot say 'a'. Use the words .*, without a heading."),
+        (
+            "machines = 2",
+            "machines = " + "[" * 10**5,
+            "mine.toml cannot be read as a cluster: maximum recursion",
+        ),
+        ("float32", "float31", "has the precisions \\['bf16', 'float31'\\]. Use one or more of float64"),
         ("machines = 2", "machines", "cannot be read as a cluster"),
-        ("machines = 2", "machines = 0", "devices = 0 does not fit Cluster"),
+        ("machines = 2", "machines = 0", "mine.toml says machines = 0. Use a whole number from 1 to 65,536."),
     ],
 )
 def test_a_file_that_is_no_cluster_is_refused_with_the_reason(old, new, said, tmp_path):
@@ -133,5 +174,7 @@ def test_a_file_that_is_no_cluster_is_refused_with_the_reason(old, new, said, tm
     path.write_text(CARDS.replace(old, new, 1))
     with pytest.raises(ValueError, match=said):
         find_cluster(str(path))
-    with pytest.raises(ValueError, match="cannot be read as a cluster"):
-        find_cluster(str(tmp_path / "none.toml"))
+    path.write_bytes(b"\xff" + CARDS.encode())
+    for name in ("mine.toml", "none.toml"):
+        with pytest.raises(ValueError, match=f"{name} cannot be read as a cluster: .* Use another file."):
+            find_cluster(str(tmp_path / name))

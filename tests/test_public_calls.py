@@ -266,7 +266,7 @@ MEANS = {  # what is taken besides usual values; each means something
     "OperatorGraph.chain": {"operators=[]"},
     "Device.time": {"flops=0"},
     "Cluster.node": {"device=0"},
-    "size_in_bytes": {"text=0", "text=2.5"},
+    "size_in_bytes": {"text=2.5"},
     "Published": {"between=0", "held=0", "seconds=0", "teraflops=0", "tokens=0"},
     "run_rounds": {"rounds=[]", "total=0"},
     "ring_sum": {"size=0"},

@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 
 from ..machine.options import Parser, Setting, positive, within
 from ..machine.words import flag, refuse
@@ -178,9 +179,9 @@ def run(name: str, args: Namespace) -> dict[str, float]:
     """Print which race it is, with all its options, and run it; seconds by name."""
     carrier = import_module("gpt2lab.transport").default()
     shown = lambda value: " ".join(map(str, value)) if isinstance(value, list | tuple) else value
-    given = {
-        o: shown(value) for o, value in vars(args).items() if o != "quick" and value not in (None, False)
-    }
+    given = {o: shown(v) for o, v in vars(args).items() if o != "quick" and v not in (None, False)}
+    if "out" in given:  # before anything is measured
+        Path(args.out).mkdir(parents=True, exist_ok=True)
     typed = " ".join(f"{flag(o)}" if value is True else f"{flag(o)} {value}" for o, value in given.items())
     print(f"gpt2lab bench {name} {typed}\nfloat32, one thread a rank, our bytes over {carrier} (measured)")
     return import_module(f"{__package__}.{name}").run(args)

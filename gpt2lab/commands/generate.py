@@ -43,7 +43,7 @@ def run(args) -> None:
     from ..storage import huggingface
 
     model, words = huggingface.load(model_folder(source)), encoding()
-    prompts = [words.encode(text) or [END_OF_TEXT] for text in args.prompt or [""]]
+    prompts = [words.encode(text, allowed_special="all") or [END_OF_TEXT] for text in args.prompt or [""]]
     how = {name: getattr(args, name) for name in ("slide", "temperature", "top_k", "top_p", "seed")}
     start = time.perf_counter()
     texts = generate(model, prompts, args.tokens, cache=not args.no_cache, **how)

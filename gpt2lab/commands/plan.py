@@ -11,9 +11,8 @@ Times are predictions: of this machine after `gpt2lab calibrate`, else of a clus
 
 import argparse
 import json
-import re
-from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from ..machine.options import Setting, positive, within
@@ -26,23 +25,16 @@ from ..planner.published_steps import SAID
 from ..planner.space import FEW, PRUNED
 
 
-def size(text: str) -> float:
-    """The type of an option that is a size."""
+def size(text: str, **how) -> float:
+    """The type of an option that is a number with a unit; `how` `size_in_bytes` reads it."""
     try:
-        return size_in_bytes(text)
+        return size_in_bytes(text, **how)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error).rstrip(".")) from None
 
 
-def count(text: str) -> float:
-    """The type of an option that is a number of tokens: 2T, 300B, 1.5e12."""
-    found = re.fullmatch(r"([\d.]+(?:e\d+)?)([kmbt]?)", text, re.IGNORECASE)
-    with suppress(TypeError, ValueError):
-        if (number := float(found[1]) * 1000.0 ** " kmbt".index(found[2].lower() or " ")) > 0:
-            return number
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of tokens. Use for example 2T or 300B")
-
-
+THOUSANDS = {letter: 1000**power for power, letter in enumerate(["", *"kmbt"])}
+count = partial(size, units=THOUSANDS, what="number of tokens. Use for example 2T or 300B")
 OPTIONS = of_model() | {
     "ranks": Setting("most ranks (default: 4 here, else the cluster's devices)", within(1, 65_536)),
     "cluster": Setting(f"here, {', '.join(CLUSTERS)}, or a file such as clusters.toml", default="here"),
@@ -74,9 +66,7 @@ def run(args) -> int:
         raise ValueError(f"--run trains in float32, not in {args.precision}. Leave out --run or --precision.")
     config, numbers = model_typed(args), PRECISIONS[args.precision]
     if args.run and isinstance(config, Transformer):
-        raise ValueError(
-            f"--run trains what the package builds, and {args.config} is no GPT-2. Leave out --run."
-        )
+        raise ValueError(f"--run trains GPT-2, and {args.config} is no GPT-2. Leave out --run.")
     args.length = args.length or config.n_positions
     goal = Goal(args.rows, args.length, args.least, args.memory, args.seconds, *numbers)
     choice = parallelize(config, cluster, goal)
@@ -118,16 +108,14 @@ def launching_line(plan: Plan, config, args, cluster: Cluster) -> str:
             "rank holds as much with it), or use --precision bf16"
         )
     kind = {"float32": "float32", "float64": "float64"}.get(args.precision, "bfloat16")
-    said = (
-        f"-m gpt2lab train --config {args.config} --plan {plan} --batch {args.rows} --sequence {args.length}"
-    )
-    said += f" --dtype {kind}" + " --no-chunked" * (plan.loss == "whole" and plan.tp == 1)
+    said = f"-m gpt2lab train --config {args.config} --plan {plan} --batch {args.rows}"
+    whole = " --no-chunked" * (plan.loss == "whole" and plan.tp == 1)
+    said += f" --sequence {args.length} --dtype {kind}{whole}"
     if plan.world == 1:
         return f"launch: python {said}"
     nodes = -(-plan.world // cluster.network.node)
-    meet = (
-        "--standalone" if nodes == 1 else f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint HOST0:29500"
-    )
+    many = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint HOST0:29500"
+    meet = many if nodes > 1 else "--standalone"
     # tensor parallelism on GPUs: kernels start in the order of their calls (parallel/tensor.py, _EnteringLinear)
     in_order = "CUDA_DEVICE_MAX_CONNECTIONS=1 " * (plan.tp > 1 and plan.zero < 3 and not cluster.cores)
     return f"launch: {in_order}torchrun {meet} --nproc-per-node {plan.world // nodes} {said}"

@@ -16,6 +16,7 @@ import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from inspect import Parameter
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType, UnionType
 
 MORE = math.ulp(0.0)
@@ -90,6 +91,24 @@ def checked(**ranges):
         return call
 
     return wrap
+
+
+def read_table(file: str | Path, parse: Callable, what: str) -> dict:
+    """The words of a file with their values. Raises ValueError where it cannot be read as `what`."""
+    try:
+        if isinstance(found := parse(Path(file).read_bytes().decode("utf-8-sig")), dict):
+            return found
+        why = "it is no table of words"
+    except (OSError, ValueError, RecursionError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+    raise ValueError(f"{file} cannot be read as {what}: {why}. Use another file.")
+
+
+def said_in(file: str, word: str, value, kind, limits=None):
+    """The value that a file has for a word. Raises ValueError, with both names, where it does not fit."""
+    if isinstance(value, bool) != (kind is bool) or not _fits(value, kind, limits):
+        raise ValueError(f"{file} says {word} = {_short(value)}. Use {_words(kind, limits)}.")
+    return value
 
 
 def _short(value) -> str:

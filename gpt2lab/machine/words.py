@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", form: str = "{}") -> str:
-    """`Did you mean NAME?`, the known name nearest to `word` written in `form`; `otherwise` where none is near."""
-    near = difflib.get_close_matches(word, known, 1)
-    return f"Did you mean {form.format(near[0])}?" if near else otherwise
+    """`Did you mean NAME?`, the known name nearest to `word`, BF16 to bf16, in `form`; `otherwise` where none is."""
+    near = difflib.get_close_matches(word.lower(), names := {name.lower(): name for name in known}, 1)
+    return f"Did you mean {form.format(names[near[0]])}?" if near else otherwise
 
 
 def choose(known: Iterable[str]) -> str:

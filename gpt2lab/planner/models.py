@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 
-from ..machine.arguments import checked
+from ..machine.arguments import checked, read_table, said_in
 from ..machine.options import Setting, positive, within
 from ..machine.words import did_you_mean
 from ..model import PRESETS, GPT2Config
@@ -40,14 +40,12 @@ class Transformer(GPT2Config):
         super().__post_init__()
         object.__setattr__(self, "kv_heads", self.kv_heads or self.n_head)
         object.__setattr__(self, "mlp", self.mlp or 4 * self.n_embd)
-        if self.kv_heads < 1 or self.n_head % self.kv_heads:
+        if over := self.n_head % self.kv_heads:
+            shared = f"{self.n_head} heads cannot share {self.kv_heads} heads of keys"
+            raise ValueError(f"{shared} ({self.n_head} % {self.kv_heads} = {over}). Use a divisor.")
+        if self.active > self.mlps:
             raise ValueError(
-                f"{self.n_head} heads cannot share {self.kv_heads} heads of keys "
-                f"({self.n_head} % {self.kv_heads} = {self.n_head % max(self.kv_heads, 1)}). Use a divisor."
-            )
-        if min(self.mlp, self.mlps, self.active) < 1 or self.active > self.mlps:
-            raise ValueError(
-                f"MLPs of width {self.mlp}, {self.active} of {self.mlps} for a token, make no layer. Use 1 or more."
+                f"A token cannot pass {self.active} of {self.mlps} MLPs. Use at most {self.mlps}."
             )
 
     @property
@@ -119,24 +117,24 @@ class Parameter:
 
 
 SIZES = tuple(f.name for f in fields(GPT2Config))
-HUGGING_FACE = {
-    "n_layer": "num_hidden_layers",
-    "n_embd": "hidden_size",
-    "n_head": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "mlp": "intermediate_size",
-    "n_positions": "max_position_embeddings",
-    "vocab_size": "vocab_size",
-    "mlps": "num_local_experts",
-    "active": "num_experts_per_tok",
-    "tied": "tie_word_embeddings",
+LAYERS = 10_000  # of a network at most: a plan of so many takes about a second
+HUGGING_FACE = {  # the words of a config.json: GPT-2's own, BLOOM's, Llama's; the kind, and the least or the range
+    "n_layer": ("n_layer num_hidden_layers", int, (1, LAYERS)),
+    "n_embd": ("n_embd n_embed hidden_size", int, 1),
+    "n_head": ("n_head num_attention_heads", int, 1),
+    "vocab_size": ("vocab_size", int, 2),
+    "n_positions": ("n_positions n_ctx seq_length max_position_embeddings", int, 1),
+    "mlp": ("n_inner intermediate_size", int, 1),
+    "kv_heads": ("num_key_value_heads", int, 1),
+    "mlps": ("num_local_experts", int, 1),
+    "active": ("num_experts_per_tok", int, 1),
+    "tied": ("tie_word_embeddings", bool, None),
 }
-KINDS = {
-    "gpt2": {},
-    "bloom": {"learned": False},
-    "llama": {"gated": True, "tied": False, "learned": False, "bias": False},
-}
-KINDS |= {"mistral": KINDS["llama"], "mixtral": KINDS["llama"]}
+UNCOUNTED = "attention_bias", "mlp_bias", "add_cross_attention"
+LLAMA = {"gated": True, "tied": False, "learned": False, "bias": False}
+KINDS = {"gpt2": {}, "bloom": {"learned": False}} | dict.fromkeys(("llama", "mistral", "mixtral"), LLAMA)
+NEEDED = dict.fromkeys(KINDS, 5) | {"llama": 6, "mistral": 7, "mixtral": 9}
+"""How many of `HUGGING_FACE` a file of each kind must say: what it leaves out is not the same for all kinds."""
 MODELS = tomllib.loads(Path(__file__).with_name("models.toml").read_text())
 
 
@@ -155,17 +153,23 @@ def network_of(words: dict, name: str) -> Transformer:
     Raises ValueError for another kind, a missing size, and heads wider than the model.
     """
     kind = words.get("model_type")
-    if kind not in KINDS:
+    if str(kind) not in KINDS:
         hint = did_you_mean(str(kind), KINDS, f"Use {', '.join(KINDS)}.")
         raise ValueError(f"{name} is of the kind (model_type) {kind!r}, which is not known here. {hint}")
-    known = (
-        {"mlp": "n_inner"} | {field: field for field in SIZES} if kind in ("gpt2", "bloom") else HUGGING_FACE
-    )
-    said = {field: words[word] for field, word in known.items() if words.get(word) is not None}
-    if missing := [known[size] for size in ("n_layer", "n_embd", "n_head", "vocab_size") if size not in said]:
-        raise ValueError(f"{name} does not say {missing[0]}. Use the config.json of a {kind}.")
-    width = words.get("head_dim") or said["n_embd"] // said["n_head"]
-    if width * said["n_head"] != said["n_embd"]:
+    said = {}
+    for number, (size, (known, *fits)) in enumerate(HUGGING_FACE.items()):
+        found = [word for word in known.split() if words.get(word) is not None]
+        if len({repr(words[word]) for word in found}) > 1:
+            raise ValueError(f"{name} says {found[0]} and another {found[-1]}. Leave one of them out.")
+        if found:
+            said[size] = said_in(name, found[0], words[found[0]], *fits)
+        elif number < NEEDED[kind]:
+            word = known.split()[0 if kind in ("gpt2", "bloom") else -1]
+            raise ValueError(f"{name} does not say {word}. Use the config.json of a {kind}.")
+    if more := [word for word in UNCOUNTED if words.get(word)]:
+        raise ValueError(f"{name} says {more[0]}, and such weights are not counted here. Leave it out.")
+    width = words.get("head_dim")
+    if width is not None and said_in(name, "head_dim", width, int, 1) * said["n_head"] != said["n_embd"]:
         raise ValueError(
             f"{name} has {said['n_head']} heads of {width}, which is not its width {said['n_embd']}. "
             "Use a network whose heads fill its width."
@@ -185,10 +189,7 @@ def find_model(name: str, length: int = 0, **sizes) -> GPT2Config:
     elif name in MODELS:
         found = network_of(MODELS[name], name)
     elif name.endswith(".json"):
-        try:
-            found = network_of({**json.loads(Path(name).read_text())}, name)
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError, AttributeError, TypeError) as error:
-            raise ValueError(f"{name} cannot be read as a model: {error}. Use a config.json.") from None
+        found = network_of(read_table(name, json.loads, "a model"), name)
     else:
         known = [*PRESETS, *MODELS]
         hint = did_you_mean(name, known, f"There are {', '.join(known)}, and files such as config.json.")
@@ -200,14 +201,8 @@ def find_model(name: str, length: int = 0, **sizes) -> GPT2Config:
     return replace(found, **sizes | {"n_positions": max(found.n_positions, length)})
 
 
-OF_SIZES = {
-    "layers": "n_layer",
-    "width": "n_embd",
-    "heads": "n_head",
-    "kv_heads": "kv_heads",
-    "mlp": "mlp",
-    "vocab": "vocab_size",
-}
+OF_SIZES = {"layers": "n_layer", "width": "n_embd", "heads": "n_head", "vocab": "vocab_size"}
+OF_SIZES |= {"kv_heads": "kv_heads", "mlp": "mlp"}
 """Options of a model's sizes, and the fields of `models.Transformer`."""
 
 
@@ -219,17 +214,16 @@ def of_model() -> dict[str, Setting]:
         **{
             name: Setting(f"its {name.replace('_', ' ')}, in place of its own", positive) for name in OF_SIZES
         },
+        "layers": Setting("its layers, in place of its own", within(1, LAYERS)),
         "rows": Setting("sequences of a step", within(1, 100_000), 8, also=("batch",)),
         "length": Setting("tokens of a sequence; without it the model's positions", positive),
         "precision": Setting(
-            "bytes of weights, gradients and optimizer, and their rate", choices=list(PRECISIONS)
+            "bytes of weights, gradients and optimizer, and their rate", choices=[*PRECISIONS]
         ),
     }
 
 
 def model_typed(args) -> GPT2Config:
     """The model that the options of `of_model` describe."""
-    given = {field: getattr(args, option) for option, field in OF_SIZES.items()}
-    return find_model(
-        args.config, args.length or 0, **{field: n for field, n in given.items() if n is not None}
-    )
+    typed = {field: n for option, field in OF_SIZES.items() if (n := getattr(args, option)) is not None}
+    return find_model(args.config, args.length or 0, **typed)

@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
-from ..machine.arguments import MORE, checked
+from ..machine.arguments import MORE, checked, read_table, said_in
 from ..machine.links import Link, Network
 from ..machine.words import did_you_mean
 
@@ -87,9 +87,7 @@ class Device:
     copy: float = float("inf")  # bytes per second that work element by element reads and writes
     peak: float = 0.0  # floating-point operations per second of the data sheet; 0: `rate`
     add: float = 0.0  # times that adding up gradients passes their bytes; 0: the product itself adds
-    rates: tuple[
-        tuple[int, float], ...
-    ] = ()  # (bytes of a number, its rate over `rate`); (): one rate for all
+    rates: tuple[tuple[int, float], ...] = ()  # (bytes of a number, its rate over `rate`); (): one for all
 
     def with_numbers(self, itemsize: int) -> "Device":
         """The device at the rate of numbers of so many bytes. Raises ValueError where that is not known."""
@@ -155,49 +153,54 @@ EFFICIENCY = 0.59
 UNITS = {f"{prefix}{word}": scale ** (1 + power) / bits
          for word, scale, bits in (("b", 1000, 1), ("ib", 1024, 1), ("bit", 1000, 8))
          for power, prefix in enumerate("kmgt")} | {"": 1, "b": 1}  # fmt: skip
+SIZE = "size. Use for example 4GiB, 800MB or 10gbit"
 
 
-def size_in_bytes(text) -> float:
-    """The bytes of a number or a text: 4GiB, 800MB, 1.5 GiB; 10gbit are 1.25e9. Raises ValueError for any other."""
+@checked()
+def size_in_bytes(text, where: str = "", units: dict = UNITS, what: str = SIZE) -> float:
+    """The bytes of a number or a text: 4GiB, 800MB, 1.5 GiB; 10gbit are 1.25e9.
+
+    Raises ValueError, with `where` it is said and `what` it is not, for any other, for none and for infinitely many.
+    """
     found = re.fullmatch(r"\s*([\d.]+(?:e[+-]?\d+)?)\s*([a-z]*)\s*", str(text), re.IGNORECASE)
+    if found and re.fullmatch("[KMGT]b", found[2]):
+        raise ValueError(
+            f"{where}{text!r} may be bits or bytes. Use {found[1]}{found[2]}it or {found[1]}{found[2][0]}B."
+        )
     with suppress(TypeError, KeyError, ValueError):
-        return float(found[1]) * UNITS[found[2].lower()]
-    raise ValueError(f"{text!r} is no size. Use for example 4GiB, 800MB or 10gbit.")
+        if 0 < (size := float(found[1]) * units[found[2].lower()]) < float("inf"):
+            return size
+    raise ValueError(f"{where}{text!r} is no {what}.")
+
+
+TIMES = {"launch": 5e-6, "inside_latency": 10e-6, "between_latency": 10e-6}  # seconds, if not said
+OF_CLUSTER = dict.fromkeys(("machines", "cards"), (int, (1, 65_536))) | dict.fromkeys(TIMES, (float, 0))
+OF_CLUSTER |= {"peak": (dict[str, float], MORE), "efficiency": (float, (MORE, 1)), "source": (str, None)}
+SIZES = "memory", "copy", "inside", "between"
 
 
 @checked()
 def cluster_from(table: dict, name: str) -> Cluster:
     """The cluster of a table of words, which `clusters.toml` explains.
 
-    Raises ValueError for a word that is missing or unknown, and for what is no number.
+    Raises ValueError for a word that is missing or unknown, and for a value that no cluster has.
     """
-    said = {
-        "inside_latency": 10e-6,
-        "between_latency": 10e-6,
-        "launch": 5e-6,
-        "efficiency": EFFICIENCY,
-        "source": name,
-    }
-    needed = "machines", "cards", "memory", "copy", "peak", "inside", "between"
-    if wrong := {*needed} - {*table} or {*table} - {*needed, *said}:
-        word = min(wrong)
-        does = "does not say" if word in needed else "cannot say"
-        raise ValueError(f"{name} {does} {word!r}. Use the words {', '.join((*needed, *said))}.")
-    said |= table | {word: size_in_bytes(table[word]) for word in ("memory", "copy", "inside", "between")}
-    (first, peak), *_ = said["peak"].items()
-    if unknown := {*said["peak"]} - {*PRECISIONS}:
-        raise ValueError(f"{name} knows no precision {min(unknown)!r}. Use {', '.join(PRECISIONS)}.")
-    slower = tuple((PRECISIONS[word][0], rate / peak) for word, rate in said["peak"].items())
-    cards, device = (
-        said["cards"],
-        Device(said["efficiency"] * peak, said["memory"], said["launch"], said["copy"], peak, rates=slower),
-    )
-    network = Network(
-        Link(said["between_latency"], said["between"] / cards),
-        Link(said["inside_latency"], said["inside"]),
-        cards,
-    )
-    return Cluster(said["machines"] * cards, device, network, source=said["source"])
+    said = TIMES | {"efficiency": EFFICIENCY, "source": name} | table
+    known = "machines", "cards", *SIZES, "peak", *TIMES, "efficiency", "source"
+    if wrong := [word for word in table if word not in known] or [word for word in known if word not in said]:
+        does = "cannot say" if wrong[0] in table else "does not say"
+        raise ValueError(f"{name} {does} {wrong[0]!r}. Use the words {', '.join(known)}, without a heading.")
+    for word, (kind, limits) in OF_CLUSTER.items():
+        said_in(name, word, said[word], kind, limits)
+    memory, copy, inside, between = (size_in_bytes(said[word], f"{name}, {word}: ") for word in SIZES)
+    peaks, cards = said["peak"], said["cards"]
+    if {*peaks} - {*PRECISIONS} or not peaks:
+        raise ValueError(f"{name} has the precisions {[*peaks]}. Use one or more of {', '.join(PRECISIONS)}.")
+    peak = next(iter(peaks.values()))
+    slower = tuple((PRECISIONS[word][0], rate / peak) for word, rate in peaks.items())
+    device = Device(said["efficiency"] * peak, memory, said["launch"], copy, peak, rates=slower)
+    wires = Link(said["between_latency"], between / cards), Link(said["inside_latency"], inside)
+    return Cluster(said["machines"] * cards, device, Network(*wires, cards), source=said["source"])
 
 
 LAPTOP = Cluster(
@@ -219,12 +222,7 @@ CLUSTERS = {
 def find_cluster(name: str) -> Cluster:
     """The cluster of this name or of this file with a table, or ValueError with the names that there are."""
     if name.endswith(".toml"):
-        try:
-            return cluster_from(tomllib.loads(Path(name).read_text()), name)
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            raise ValueError(
-                f"{name} cannot be read as a cluster: {error}. Use a file such as clusters.toml."
-            ) from None
+        return cluster_from(read_table(name, tomllib.loads, "a cluster"), name)
     if name not in CLUSTERS:
         hint = did_you_mean(name, CLUSTERS, f"There are {', '.join(CLUSTERS)}.")
         raise ValueError(f"No cluster is called {name!r}. {hint}")

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from ..experts.mixture import Experts
-from ..machine.arguments import checked
+from ..machine.arguments import checked, read_table
 from ..model import GPT2, PRESETS, GPT2Config
 from ..parallel.boxes import whole
 from . import reading
@@ -117,11 +117,8 @@ def read_config(folder: Path) -> GPT2Config:
         raise FileNotFoundError(
             f"{folder} has no config.json, so the sizes of the model are unknown. Name a run's folder, or a model's."
         )
-    try:
-        entries = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged: {error}. Fetch or export the model again.") from None
-    missing = [name for name in SIZES if not isinstance(entries, dict) or name not in entries]
+    entries = read_table(file, json.loads, "a model")
+    missing = [name for name in SIZES if name not in entries]
     if missing:
         raise ValueError(f"{file} does not say {', '.join(missing)}: it is not the configuration of a GPT-2.")
     for name, allowed in FIXED.items():

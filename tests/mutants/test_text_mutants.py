@@ -116,7 +116,7 @@ MUTANTS = {
     "top_k one too many":
         (Sampling.probabilities, "logits.topk(self.top_k, -1)", "logits.topk(self.top_k + 1, -1)", SAMPLER),
     "temperature multiplies":
-        (Sampling.probabilities, "logits / self.temperature", "logits * self.temperature", SAMPLER),
+        (Sampling.probabilities, ") / self.temperature", ") * self.temperature", SAMPLER),
     "half of the random numbers":
         (_uniform, "2.0**-53", "2.0**-54", test_generate.test_tokens_come_as_often_as_their_probability_says),
     "the cache says half of its bytes":

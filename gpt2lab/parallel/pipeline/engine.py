@@ -120,9 +120,9 @@ def apply_pipeline(model, mesh: Mesh, plan) -> Pipeline:
 
 def check(config, plan, rows: int, length: int) -> None:
     """Raise ValueError, before any process starts, where the plan's pipeline cannot run this model."""
-    schedule = check_schedule(schedule_of(plan))
-    empty = _empty(schedule, config)
-    if empty:
+    most = config.n_layer + 2  # each rank has a layer, the embedding or the head
+    schedule = check_schedule(schedule_of(plan)) if plan.pp <= most else None
+    if empty := _empty(schedule, config) if schedule else [most]:
         fewer = range(1, min(plan.pp, config.n_layer + 3))
         fits = [str(n) for n in fewer if _fits(config, replace(plan, pp=n))]
         raise ValueError(
