@@ -199,10 +199,10 @@ BUDGETS = {
 OVER = {
     "tasks": 1_063,
     "sharding": 3_149,
-    "planner": 5_888,
+    "planner": 5_886,
     "classroom": 2_311,
     "core": 12_176,
-    "the package": 48_884,
+    "the package": 48_882,
 }  # too large today: these may only shrink
 
 
