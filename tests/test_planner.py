@@ -538,6 +538,7 @@ def test_metropolis_takes_the_better_and_sometimes_the_worse():
     assert accepts(-1, 1, 0.99) and accepts(0, 1, 0.99)
     assert accepts(1, 1, 0.36) and not accepts(1, 1, 0.37)  # exp(-1) = 0.3679
     assert accepts(2, 4, 0.60) and not accepts(2, 4, 0.61)
+    assert accepts(0, 0, 0.5) and not accepts(1, 0, 0.0)  # without heat only what is no worse
 
 
 def test_mcmc_is_never_worse_than_its_start_and_times_fewer_jobs_than_full_simulation():

@@ -299,6 +299,8 @@ def test_the_map_shows_every_strategy_and_what_is_done_twice():
     fig = trade_off_map(lines, trade_off.compute("data", 1, SMALL, 8, 16), mark=4)
     left, right = fig.axes
     assert left.get_xlabel().startswith("MB") and len(left.collections) == len(lines)
+    families = [t.get_text() for t in left.get_legend().get_texts()]
+    assert families == ["data", "ZeRO", "tensor", "pipeline", "context"]
     sizes = [one.get_sizes().tolist() for one in left.collections]
     assert sizes == [[30, 100]] * len(lines)  # the mark of 4 ranks is large
     assert sum("operations" in t.get_text() for t in right.texts) == 2  # recompute, ZeRO-3

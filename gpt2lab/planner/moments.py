@@ -3,7 +3,6 @@
 from collections import Counter
 from functools import cache
 
-from ..parallel.zero.flat import part_of
 from ..schedules import Op
 from .experts import in_backward
 from .kept import (
@@ -32,26 +31,24 @@ class Walk:
 
     def __init__(self, share: RankShare, moments: int, placement: tuple[int, ...]):
         self.share, self.plan, self.e, self.placement = share, share.plan, share.itemsize, placement
-        self.travels = 0  # bytes of messages under way
         self.sizes = share.sizes
         self.tied = share.net.tied
         self.wte = max(part_elements(share, "wte"), part_elements(share, share.net.head))
-        self.arrived, self.under_way = set(), 0  # positions with gradients; bytes that are being summed
+        self.arrived = set()  # positions with gradients
         # bytes by part: of all of it, of its shards, of what is gathered, of what is summed last, and of that's shards
         self.whole, shards, self.gathered, self.summed, self.sums = (Counter() for _ in range(5))
-        kept = share.mixed or share.master  # bytes of a gradient in a shard
+        self.experts = Counter()
+        self.wide = share.mixed or share.master  # bytes of a gradient in a shard
         for key, size in self.sizes.items():
             part, experts = key[0], key[1] >= EXPERT
             self.whole[part] += self.e * size
-            shards[part] += kept * share.shards[key]
+            self.experts[part] += self.e * size * experts
+            shards[part] += self.wide * share.shards[key]
             # what nobody shares lies whole in its shard already, if that has the same numbers
             apart = share.sharers(key) > 1 or share.master > self.e or self.plan.refill
             self.gathered[part] += self.e * size * apart
             self.summed[part] += self.e * size * (not experts)  # a block's experts are summed before all else
-            self.sums[part] += kept * share.shards[key] * (not experts)
-        self.experts = Counter()
-        for p in (p for p in share.parameters if ".experts." in p.name):
-            self.experts[part_of(p.name)] += self.e * p.elements
+            self.sums[part] += self.wide * share.shards[key] * (not experts)
         # bytes of gradients that a backward leaves
         whole = Counter({part: size * share.gradient // self.e for part, size in self.whole.items()})
         self.left = shards if self.plan.zero > 1 else whole
@@ -84,7 +81,9 @@ class Walk:
     def fullest(self) -> Counter:
         """What was held at the fullest moment so far, by part."""
         now, more = self._fullest
-        return Counter(now) + Counter(more)
+        held = Counter(now) + Counter(more)
+        held["buffers"] += held.pop("messages", 0) + held.pop("sums", 0)
+        return held
 
     def _weights(self) -> int:
         """Bytes of weights between two steps, and of the shards that the optimizer steps."""
@@ -95,9 +94,7 @@ class Walk:
 
     def start_sum(self, size: int) -> None:
         """So many bytes are being summed from now on (stages 2 and 3); what was before has arrived."""
-        size *= self.share.sharing[0] > 1
-        self.now["buffers"] += size - self.under_way
-        self.under_way = size
+        self.now["sums"] = size * (self.plan.zero > 1 and self.share.sharing[0] > 1)
 
     def unit(self, op: Op) -> tuple[int, int, int]:
         """The position of an operation, its rows and its tokens a row."""
@@ -105,9 +102,7 @@ class Walk:
 
     def travel(self, beside: list[Op]) -> None:
         """Hold the messages of these operations, which are under way while the next one runs."""
-        size = sum(stream_bytes(self.share, *self.unit(one)[1:]) for one in beside)
-        self.now["buffers"] += size - self.travels
-        self.travels = size
+        self.now["messages"] = sum(stream_bytes(self.share, *self.unit(one)[1:]) for one in beside)
 
     def _keeps(self, op: Op) -> dict[str, int]:
         """Bytes of a unit by part; its output too, where that went to another rank."""
@@ -151,9 +146,8 @@ class Walk:
         self._blocks(position, rows, tokens, held, op.kind == "I")
         self._hold(held, -1)
         if op.kind == "I":
-            self.kept[op.stage, op.micro] = left = {
-                "activations": kept_between(self.share, position, rows, tokens)
-            }
+            left = {"activations": kept_between(self.share, position, rows, tokens)}
+            self.kept[op.stage, op.micro] = left
             self._hold(left)
             if self.plan.zero == 3:
                 self.now["weights"] = self._weights() + self.e * block_elements(self.share, position)
@@ -162,11 +156,11 @@ class Walk:
 
     def _second_half(self, op: Op, position: int) -> None:
         """The weights' gradients: the products whose operands the first half left."""
-        last, sharded = position == self.share.depth - 1, self.plan.zero > 1
-        self._products(op, position)
-        if last:  # the head's, which a chunked loss left, and torch's copy of it
-            copies = (self.plan.loss != "chunked") + (sharded or position not in self.arrived)
+        if position == self.share.depth - 1:  # the head's, which a chunked loss left, and torch's copy of it
+            copies = (self.plan.loss != "chunked") + (self.plan.zero > 1 or position not in self.arrived)
             self.note(gradients=self.e * self.wte * copies + self.wte_shard)
+            self.start_sum(0)  # it leaves when what was before has arrived
+        self._products(op, position)
         self._hold(self.kept.pop((op.stage, op.micro)), -1)
         if self.plan.zero == 3:  # from the first half to the second the blocks' weights stay
             self.now["weights"] = self._weights()
@@ -210,6 +204,7 @@ class Walk:
         self.note(weights=self._whole_wte(), gradients=head)
         self.now["logits"] -= held.pop("logits", 0)
         if sent:
+            self.start_sum(0)  # it leaves when what was before has arrived
             self.note(weights=self._whole_wte(), gradients=head + self.wte_shard)
         over = kept_by_head(self.share, rows, tokens, half)
         held["activations"] -= over
@@ -277,7 +272,10 @@ class Walk:
             there = 1 + both + (both and not plan.sp and plan.loss != "chunked")
             late = self.wte_shard * (new if both else -(not new))
             self.note(gradients=wte * (there - (new and plan.zero < 2)) - late)
-            self.start_sum((wte + summed) * (plan.zero > 1))
+            self.start_sum(wte + summed)
+        elif layers := self.share.parts.layers[position]:  # the first block's sum leaves amid what runs next
+            last = f"h.{layers[0]}", 0  # what no rank has cut: a norm's gradients come last
+            self.start_sum(self.e * self.sizes[last] + self.wide * self.share.shards[last] * (not new))
 
     def finish(self) -> None:
         """The sums that end a step: over replicas, over what two stages hold both."""

@@ -133,7 +133,7 @@ def exhaustive(plans: Callable = every_plan) -> Callable:
 @checked(change=(-float("inf"), float("inf")), scale=0, draw=(0, 1))
 def accepts(change: float, scale: float, draw: float) -> bool:
     """Metropolis' rule: what is better always, what is worse with the chance exp(-change / scale)."""
-    return change <= 0 or draw < exp(-change / scale)
+    return change <= 0 or scale > 0 and draw < exp(-change / scale)
 
 
 @checked(steps=1, heat=0)

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from ..planner.cuts import ChainPlan, ChainProblem, Clock
 from .forms import cell, equal_where, legend_right, lines, name_columns, name_rows
-from .style import COLORS, HUES, SERIAL, THINGS, figure, variant
+from .style import COLORS, HUES, PLATE, SERIAL, THINGS, figure, variant
 
 CUT_COLORS = {"whole": "#DDDDDD", "sample": "#56B4E9", "attribute": "#F0E442", "parameter": "#CC79A7"}
 
@@ -75,7 +75,7 @@ def _clock(ax, problem, plan) -> None:
     for number, end in enumerate(clock.ends):
         n, micro = number % count, number // count
         long = clock.jobs[n]
-        text = micro if long > 0.05 * clock.seconds else ""
+        text = micro if long > 0.02 * clock.seconds else ""
         for device in plan[n].devices:
             look = {"size": 8, "edgecolor": "white", "linewidth": 0.3}
             cell(ax, 1e3 * (end - long), device, 1e3 * long, 0.8, THINGS[micro % 3], text, **look)
@@ -103,15 +103,16 @@ def predicted_measured(pairs: dict[str, tuple[float, float]], names: Sequence[st
     ends, free = [0.6 * min(values), 1.6 * max(values)], {"left": 0.0, "right": 0.0}
     for name, (predicted, seen) in sorted(pairs.items(), key=lambda one: one[1][1]):
         shown, x, y = name in names, 1e3 * predicted, 1e3 * seen
+        crowded = any(0.3 < a / predicted < 0.93 and 0.9 < b / seen < 1.1 for a, b in pairs.values())
         ax.scatter(x, y, s=40 if shown else 18, color=THINGS[4] if shown else THINGS[1], zorder=3)
         if shown:
-            side = "left" if predicted > seen else "right"  # the text is on the side away from the line
+            side = "left" if predicted > seen or crowded else "right"  # away from the line and from dots
             place = x, max(y, free[side])  # and above the text before it
             free[side] = place[1] * (ends[1] / ends[0]) ** 0.06
-            look = {"textcoords": "offset points", "fontsize": 8, "ha": side, "va": "center"}
+            look = {"textcoords": "offset points", "fontsize": 8, "ha": side, "va": "center", "bbox": PLATE}
             ax.annotate(name, place, (8 if side == "left" else -8, 0), **look)
     equal_where(ax, ends, linestyle="--")
-    ax.set(xlabel="ms predicted", ylabel="ms on live ranks (paced)")
+    ax.set(xlabel="ms predicted (computed)", ylabel="ms on live ranks (paced)")
     ax.margins(x=0.3)
     return fig
 

@@ -86,7 +86,7 @@ def _binds(ax, binds: dict) -> None:
     """Bars of what each thing would win."""
     colors = [COLORS["comm" if "link" in what else "other"] for what in binds]
     bars(ax, binds.values(), colors, " {:.0f} %", 0.6)
-    ax.set(title="what binds: won if twice as good", xlim=(0, 1.25 * max(10, *binds.values())))
+    ax.set(title="what binds", xlabel="% won if twice as good", xlim=(0, 1.25 * max(10, *binds.values())))
     name_rows(ax, binds)
 
 

@@ -7,11 +7,9 @@ from itertools import count
 from matplotlib.figure import Figure
 
 from .forms import chart, numbers, stacked
-from .style import COLORS, HUES, THINGS, figure, variant
+from .style import COLORS, HUES, SERIAL, THINGS, figure, variant
 
 MARKS = "os^Dvp"
-
-
 ABOVE = {"loc": "outside upper right", "ncols": 3, "fontsize": 9}
 
 
@@ -79,14 +77,14 @@ def beside_published(rows: Sequence[tuple[str, str, float]], marked: Collection[
     fig, ax = figure(8, 0.8 + 0.42 * len(sources))
     for y, source in enumerate(sources):
         mine = [(100 * error, name) for name, where, error in rows if where == source]
-        for yes, look, color in ((False, "o", THINGS[0]), (True, "D", "red")):
+        for yes, look, color in ((False, "o", THINGS[0]), (True, "D", THINGS[3])):
             dots = [e for e, name in mine if (name in marked) == yes]
             ax.plot(dots, [y] * len(dots), look, color=color, ms=8, alpha=0.6)
         e, name = max(mine, key=lambda one: abs(one[0]))
         side = "right" if e > 0 else "left"
-        ax.annotate(name, (e, y), (0, 7), textcoords="offset points", fontsize=7, ha=side)
+        ax.annotate(name, (e, y), (0, 7), textcoords="offset points", fontsize=8, ha=side)
     ax.axvspan(-20, 20, color=COLORS["wait"], alpha=0.4, zorder=0)
-    ax.axvline(0, color="black", lw=1)
+    ax.axvline(0, color=SERIAL, lw=1, zorder=1)
     ax.set(xlabel="predicted seconds of a step, % above the published ones", ylim=(len(sources) - 0.5, -0.7))
     ax.set_yticks(range(len(sources)), labels=[textwrap.fill(s, 40) for s in sources], fontsize=8)
     return fig

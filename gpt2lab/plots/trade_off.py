@@ -4,7 +4,7 @@ import re
 
 from matplotlib.figure import Figure
 
-from .forms import name_rows, stacked
+from .forms import legend_above, name_rows, stacked
 from .style import HUES, SERIAL, THINGS, figure
 
 MARKS = "os^v"
@@ -30,7 +30,7 @@ def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, mark: int 
         y = [p.held / unit for _, p in line]
         ax.plot(x, y, color=color, lw=1, alpha=0.7)
         sizes = [30 + 70 * (n == mark) for n, _ in line]
-        ax.scatter(x, y, s=sizes, marker=marker, color=color, zorder=3)
+        ax.scatter(x, y, s=sizes, marker=marker, color=color, zorder=3, label=family * (marker == MARKS[0]))
         ranks, last = next(((n, p) for n, p in line if n == mark), line[-1])
         twice = f"   +{100 * (last.flops - 1):.0f} % operations" if last.flops > 1.001 else ""
         right.barh(i, last.messages, color=color)
@@ -38,6 +38,7 @@ def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, mark: int 
         right.text(last.messages, i, f" {last.messages:,}{twice}", va="center", fontsize=8)
     ax.set(xscale="log", yscale="log", ylabel=f"{name} held by a rank")
     ax.set_xlabel(f"{name} sent by a rank in a step")
+    legend_above(ax, len(hues), scatterpoints=1)
     if frame:
         ax.set(xlim=frame[0], ylim=frame[1])
     name_rows(right, lines, fontsize=9)

@@ -378,8 +378,8 @@ table(rows, ["rank", "messages, live", "bytes, live", "messages, simulated", "by
 print("equal:", live == list(zip(simulated.messages.tolist(), simulated.bytes.tolist(), strict=True)))
 
 # %% [markdown]
-# Which all-reduce for a gigabyte of gradients, and which for a kilobyte? **Predict** before you look: does a ring over
-# 4,096 ranks or a tree win for small tensors?
+# Which all-reduce for a gigabyte of gradients, and which for four kilobytes? **Predict** before you look: does a ring
+# over 4,096 ranks or a tree win for small tensors?
 
 # %%
 WORLDS = (8, 64, 512, 4096)
@@ -492,8 +492,8 @@ for name, curve in large.items():
 # By this prediction nothing beats ZeRO-3. Why do the largest runs cut matrices and layers? With fewer rows than GPUs
 # ZeRO-3 has nothing to deal out, and its gathers must be hidden.
 #
-# **Weak scaling**: every GPU brings two sequences of its own. What falls now is only what grows with the number of
-# ranks. Ask which of the two a paper shows. **HSDP** (`zero=3,shard=8`) shards inside machines, with replicas across.
+# **Weak scaling**: every GPU brings two sequences of its own. What falls now is what grows with the
+# ranks. **HSDP** (`zero=3,shard=8`) shards inside machines, with replicas across.
 
 # %%
 mfu = lambda n, step: 100 * step.mfu
@@ -501,10 +501,11 @@ weak = curves("7.5B", ("dp", "ZeRO-1", "ZeRO-3", "HSDP", "tp x dp", "tp x pp x d
 show(
     plots.scaling(weak, "% of the GPUs' peak", "7.5B, two sequences a GPU"),
     "computed",
-    "sums over all ranks have more and more latencies: data parallelism and ZeRO-3 fall in the end. HSDP gathers "
-    "inside a machine, and what it sums across is an eighth, hidden by backward.",
+    "sums over all ranks have more and more latencies: data parallelism and ZeRO-3 fall in the end, ZeRO-1 "
+    "throughout, since its sum begins when backward is over. HSDP gathers inside a machine, and what it sums across "
+    "is an eighth, hidden by backward.",
     "Level lines of HSDP near 42 and of tensor and pipeline parallelism near 24 percent; ZeRO-3 is level up to 1024 "
-    "GPUs; data parallelism falls from 41 to 22 percent",
+    "GPUs; data parallelism falls from 41 to 22 percent, ZeRO-1 from 40 to 30",
 )
 for name, curve in weak.items():
     print(name, {n: f"{share:.1f} %" for n, (share, _) in curve.items()})
@@ -525,9 +526,10 @@ show(
         marked=[r.name for r in published.ROWS if r.reason],
     ),
     "from a paper",
-    "a dot: our prediction above (right) or below (left) the published seconds; named is the worst of each source. A "
-    "red diamond is off by more than a quarter, for a reason that we know.",
-    "Eight lines of dots, one a source, nearly all of them within twenty percent of zero; four diamonds far left",
+    "a dot: our prediction above (right) or below (left) the published seconds; named is the worst of each source. An "
+    "orange diamond is off by more than a quarter, for a reason that we know.",
+    "Eight lines of dots, one a source, nearly all of them within twenty percent of zero; six diamonds, four of "
+    "them far left",
 )
 
 # %%
@@ -579,7 +581,7 @@ for r in published.ROWS:
 # Llama 3's row of 128k tokens comes out 29 %<!--above--> too fast if attention is counted whole, and fits if by halves,
 # as a causal one computes. Memory is half of what nvidia-smi showed for BLOOM, which counts float32 gradients, buffers,
 # the allocator's rest. Llama 3's 292 GB<!--above--> are more than a GPU has: not counted are their FSDP and what
-# they free early.
+# they free early. So are ZeRO-3's 97 GB<!--above--> on 640 GPUs.
 #
 # ## Somebody is always broken
 #

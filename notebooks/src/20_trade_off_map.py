@@ -1,11 +1,12 @@
 # %% [markdown]
 # # 20 The trade-off map
 #
-# **The one-minute version.** Every strategy of this series buys memory with messages, or time with memory. So each is
-# a point: bytes that a rank *holds*, bytes that it *sends* in a step, how many messages these are, and which operations
-# are done twice. Up to 8 ranks they are counted, beyond that computed by formulas that give the same numbers to the
-# byte. From the map follows a way to decide: can backward hide the sum of the gradients? If not, what is
-# cheaper, a bubble or sums inside every layer? And what buys the memory that is still missing?
+# **The one-minute version.** Every strategy of this series buys memory with messages, or time with memory. So each is a
+# point: bytes that a rank *holds*, bytes that it *sends* in a step, how many messages these are, and which operations
+# are done twice. Up to 8 ranks they are counted, beyond that computed by formulas that give the same messages to the
+# byte, and what is held within a quarter. From the map follows a way to decide: can backward hide the sum of the
+# gradients? If not, what is cheaper, a bubble or sums inside every layer? And what buys the memory that is still
+# missing?
 #
 # You will draw the map, find what no strategy beats, derive the one number that decides most, walk to a plan, and in
 # the end write a planner that keeps up with a program that tries thousands of plans.
@@ -340,8 +341,8 @@ show(
 )
 
 # %% [markdown]
-# Is a path that fits on an envelope any good? `gpt2lab plan` tries hundreds of plans for each case by prediction. What
-# it chooses for two models, three clusters and two batches is recorded (a test chooses again):
+# Is a path that fits on an envelope any good? `gpt2lab plan` looks at thousands of plans for each case, by prediction.
+# What it chooses for two models, three clusters and two batches is recorded (a test chooses again):
 
 # %%
 choices, rows = decisions.recorded(), []
@@ -360,9 +361,10 @@ alike = sum(Plan.parse(one).axes == Plan.parse(other).axes for _, one, other, _ 
 print(f"same mesh: {alike} of {len(rows)}, worst {max(ratios):.2f}")
 
 # %% [markdown]
-# Where the path loses, at worst by a factor of 1.29<!--above-->, it is because it knows no HSDP, and only all machines
-# or one. On H100s with few rows HSDP wins: it gathers weights while forward and backward compute, where ZeRO-2 sends
-# all of them after the update, when nothing hides it. For the small model on V100s four machines would be best.
+# Where the path loses more than a tenth, at worst a factor of 1.29<!--above-->, it is because it knows no HSDP, and
+# only all machines or one. On H100s with few rows HSDP wins: it gathers weights while forward and backward compute,
+# where ZeRO-2 sends all of them after the update, when nothing hides it. For the small model on V100s four machines
+# would be best.
 #
 # ## Who did it first
 #
@@ -443,10 +445,10 @@ for rank, (_, own, theirs, inside) in enumerate(found):
 
 # %% tags=["measured"]
 show(
-    timeline(trace.merge(spans for spans, *_ in found)),
+    timeline(trace.merge(spans for spans, *_ in found), clock="measured"),
     "measured",
     "our spans of one step of pp=2, three micro-batches, under PyTorch's profiler (which slows it); `wait 1F0`: stage "
-    "1 waits for what it needs for the forward of micro-batch 0.",
+    "1 waits for what it needs for the forward of micro-batch 0; `0I0`: stage 0, for its backward (I: input gradient).",
     "Two rows of bars for each of two ranks: forwards, backwards, waiting and messages",
 )
 
