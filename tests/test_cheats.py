@@ -1,6 +1,7 @@
 """Answers that are right for the shown cases only, or by another way than asked, do not pass."""
 
 import math
+import shutil
 import sys
 from itertools import combinations, pairwise
 
@@ -17,6 +18,7 @@ from gpt2lab.lessons.exercises import (
     context,
     data,
     experts,
+    faults,
     gpt2,
     hardware,
     meshes,
@@ -41,6 +43,7 @@ from gpt2lab.parallel.pipeline.versions import Stash
 from gpt2lab.planner.balance import best_cut
 from gpt2lab.ranks import comm
 from gpt2lab.schedules import Cost
+from gpt2lab.tasks.graph import reads, reduces, updates, writes
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +141,53 @@ def the_packages_stopwatch(call, count, barrier, synchronise, clock):
     return [end - start for start, end in timing.trials(call, count, 1, barrier, synchronise)]
 
 
+def only_sorted(sizes, window):
+    """Whether all but the smallest and the largest shard are long enough, whoever has them."""
+    return all(size >= window for size in sorted(sizes)[1:-1])
+
+
+def over_the_rows(grad, rows, weights, token):
+    of_weights = (grad[token] * rows).sum(-1)
+    return rows.copy_(grad[token] * weights[:, None]), of_weights
+
+
+def in_float32(old, new, gradient, lr):
+    return new, torch.as_tensor(new - lr * gradient(old)).float()
+
+
+def one_count_each(rows, i, width, experts, element):
+    """A rank is taken to tell each other rank one number, and not one for each of its experts."""
+    away = sum(rows[i][j] + rows[j][i] for j in range(len(rows)) if j != i)
+    return 2 * away * width * element + 8 * (len(rows) - 1)
+
+
+def reads_what_it_writes(task, a, b):
+    """Right, but what the first product overwrites is said to be read."""
+    block = (a, b)
+    return {
+        "up": (reads("x", block), reads("w1"), updates("h", block)),
+        "gelu": (updates("h", block),),
+        "down": (reads("x", block), reads("h", block), reads("w2"), writes("y", block)),
+        "grad": (reads("h", block), reads("y", block), reduces("d")),
+    }[task]
+
+
+def emptied(waits):
+    awaited = sorted({other for whom in waits.values() for other in whom if not waits[other]})
+    waits.clear()
+    return awaited[0] if awaited else None
+
+
 CHEATS = {
+    "only sorted shards": (context.smallest_shard, only_sorted, "is one hop enough: expected False"),
+    "rows that are written over": (experts.combine_backward, over_the_rows, "changed what it was given"),
+    "2BW in float32": (asynchronous.double_buffered, in_float32, "was it float32 on the way?"),
+    "what is read and only written": (
+        tasks.declare,
+        reads_what_it_writes,
+        "'up 0:2' says updates of h, and does not both read and write it",
+    ),
+    "waits that are emptied": (faults.culprit, emptied, "changed what it was given"),
     "the package's rows": (start.rows, rows_of_the_package, "knows the answer"),
     "the package's count": (gpt2.parameters, the_package_counts, "knows the answer"),
     "the package's stopwatch": (hardware.benchmark, the_packages_stopwatch, "timing.trials knows the answer"),
@@ -334,7 +383,33 @@ def zeros_and_the_checkers_numbers(grad, window, axis):
     return own
 
 
+def saved_again(target, files, write):
+    """Right, where the folder that a killed save has left holds the same files."""
+    partial, old = target.with_suffix(".partial"), target.with_suffix(".old")
+    partial.mkdir(exist_ok=True)
+    for name, text in files.items():
+        write(partial / name, text)
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    partial.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def summed_inside(x, inside, across):
+    """The right bytes between machines; inside, everything is summed where a half is wanted."""
+    mine = comm.all_reduce(x, inside).chunk(inside.size)[inside.rank].contiguous()
+    return comm.all_gather(comm.all_reduce(mine, across), inside)
+
+
 LIVE = {
+    "one count for each rank": (experts.traffic, one_count_each, "24 bytes of it are counts"),
+    "a folder that is used again": (faults.whole_or_absent, saved_again, "should hold {'e': 'epsilon'}, not"),
+    "a sum of all inside": (
+        cluster.two_levels,
+        summed_inside,
+        "bytes sent inside on rank 0: 96 are enough, got 144",
+    ),
     "the lab's sum": (
         travelling_sum.travelling_sum,
         lambda *given: rings.scattered(*given),

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from gpt2lab.lessons.desk import Desk
 from gpt2lab.lessons.environment import YOUR_TURN
 from gpt2lab.lessons.exercises import engine, guards, pipeline, pretended, verdict, watching
 from gpt2lab.lessons.exercises.differences import Between, Most, close, difference, equal
-from gpt2lab.lessons.exercises.engine import SEED, Task, by_chance
+from gpt2lab.lessons.exercises.engine import SEED, Puzzle, Task, by_chance
 from gpt2lab.lessons.exercises.pretended import together
 from gpt2lab.lessons.exercises.ranked import ALL, ranked, sent
 from gpt2lab.lessons.source import read_lesson
@@ -46,6 +47,18 @@ AREA = Task(
 def test_a_right_answer_passes_in_any_style():
     for style in (lambda a, b: a * b, lambda a, b: np.int64(a * b), lambda a, b: torch.tensor(float(a * b))):
         assert says(AREA, style) == "PASS"
+
+
+def test_a_generator_is_a_list_and_runs_where_the_package_is_closed():
+    halves = Task(lambda n: [n / 2, n], shown=[(3,)])
+    assert says(halves, lambda n: (x for x in (n / 2, n))) == "PASS"
+    assert "knows the answer" in says(halves, lambda n: (difference(x, x, "") or x for x in (n / 2, n)))
+
+
+def test_a_puzzle_takes_what_is_no_list_for_a_list():
+    most = Puzzle(max, "units", bar=3, best=2, read=lambda found: found if type(found) is list else [9])
+    for found in (iter([1, 2]), np.array([1, 2]), range(3), torch.tensor([1, 2]), (np.int64(1), 2)):
+        assert verdict(most, lambda found=found: found) == ("PASS", "2 units (bar 3, best known 2)")
 
 
 def test_what_is_not_written_yet_is_to_do():
@@ -91,7 +104,7 @@ def blank_on_a_rank(rank, world_size):
         (lambda a, b: -a * b, "a square: expected 9, got -9: the sign is turned"),
         (lambda a, b: a + b, "a square: expected 9, got 6"),
         (lambda a, b: a * b if a == b else 1 / (b - 7), "a strip: ZeroDivisionError: division by zero"),
-        (lambda a, b: "9", "expected 7, got 9"),
+        (lambda a, b: "9", "a square: expected numbers, got '9'"),
         (lambda a, b: [9], "a square: expected shape (), got (1,)"),
     ],
 )
@@ -116,6 +129,11 @@ def test_who_gives_the_same_as_a_wrong_answer_hears_its_mistake(monkeypatch):
     assert "half" not in says(
         AREA, lambda a, b: a * b if a * b in (7, 9) else a + b
     )  # right where cases are shown
+
+
+def test_what_is_known_of_an_answer_is_no_part_of_what_the_judge_says_by_itself():
+    said = {mistake for mistake in engine.known().values() if re.search(r"\bexpected\b|, got \(", mistake)}
+    assert not said, "the FAIL words of a wrong answer are not those that the judge says"
 
 
 def test_what_is_known_is_said_by_a_wrong_answer_of_its_lesson():
@@ -208,6 +226,8 @@ GRID = torch.arange(9.0, dtype=torch.float64).view(3, 3) ** 2
         (GRID.float(), GRID, "come as float32"),
         ((GRID / 3).float().double(), GRID / 3, "was it float32 on the way?"),
         (GRID + torch.eye(3), GRID, "expected 0 at (0, 0), got 1"),
+        ("18", 18, "expected numbers, got '18'"),
+        (["1", "2"], [1, 2], "expected numbers, got ['1', '2']"),
         (float("inf"), 3.0, "expected 3, got inf"),
         ("three", 3.0, "expected numbers, got 'three'"),
     ],
@@ -217,6 +237,11 @@ def test_slips_of_numbers_are_named(got, want, words):
         close(got, want, "x")
     assert words in str(error.value)
     close(want, want, "x")
+
+
+def test_what_is_nearly_right_is_no_slip():
+    with pytest.raises(AssertionError, match="was it float32 on the way[?]$"):
+        close(GRID * (1 + 5e-10), GRID, "x")
 
 
 @pytest.mark.parametrize(
@@ -253,6 +278,7 @@ def test_the_first_difference_of_other_values_is_said(got, want, words):
         (torch.tensor([1.0, 2.0]), [1, 2]),
         ({"b": (1, "x"), "a": 2}, {"a": 2, "b": [1, "x"]}),
         (["a", "b"], {"b", "a"}),
+        (np.array(["a", "b"]), {"b", "a"}),
         (np.bool_(True), True),
         ([torch.tensor(1.0), torch.tensor(2.0)], [1.0, 2.0]),
         ([], ()),
@@ -382,6 +408,34 @@ SUM = ranked(
 )
 def test_a_task_on_live_ranks_compares_what_each_rank_gives(answer, words):
     assert words in says(SUM, answer)
+
+
+def of_two_lines(x, axis):
+    raise ValueError("first\nsecond")
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    "answer, words",
+    [
+        (
+            lambda x, axis: comm.recv(comm.send(x, axis, 1) or x if axis.rank == 0 else x[:0], axis, 0),
+            "calls that do not match",
+        ),
+        (of_two_lines, "two ranks: ValueError: first\nsecond"),
+        (lambda x, axis: exercises.close(1, 2, "a sum"), "two ranks: a sum: expected 2, got 1"),
+    ],
+)
+def test_what_a_rank_raises_is_said_whole_and_without_its_traceback(answer, words):
+    for said in (says(SUM, answer), says(lambda answer: ranks_run(answer), answer)):
+        assert words.removeprefix("two ranks: ") in said and "Traceback" not in said, said
+    assert words in says(SUM, answer)
+
+
+def ranks_run(answer):
+    """The same by a lesson's own ranks, for whose errors no checker cares."""
+    with Ranks(2, echo=False) as two:
+        two.run(lambda rank, world_size: answer(torch.ones(1), Mesh(dp=2)["dp"]))
 
 
 def test_messages_that_nobody_read_are_found():

@@ -239,12 +239,27 @@ def lines_of_ranks(axis, sizes):
     return np.moveaxis(grid, list(sizes).index(axis), -1).reshape(-1, sizes[axis])[::-1]
 
 
+def boxes_one_by_one(rows, columns, start, stop):
+    """The boxes of a stretch, from a generator."""
+    while start < stop:
+        row, column = divmod(start, columns)
+        height = 1 if column else max(1, (stop - start) // columns)
+        width = min(columns - column, stop - start)
+        yield [row, column], [height, width]
+        start += height * width
+
+
 RIGHT = {
     meshes.coordinates: lambda rank, sizes: dict(
         zip(sizes, np.unravel_index(rank, list(sizes.values())), strict=True)
     ),
     meshes.groups: lines_of_ranks,
     placement.critical_path: all_pairs,
+    faults.stretch: boxes_one_by_one,
+    experts.combine_backward: lambda grad, rows, weights, token: (
+        grad.numpy()[token] * weights.numpy()[:, None],
+        (grad.numpy()[token] * rows.numpy()).sum(1),
+    ),
     asynchronous.version: updates_counted,
     automatic.recurrence: from_the_end,
     automatic.program_row: turned_and_doubled,
@@ -311,10 +326,14 @@ PUZZLES = {
     faults.saves: lambda: np.append(np.arange(0.4, 3.8, 0.4), np.arange(4.8, 24, 1.2)),
     cluster.spares_and_saves: spares,
     meshes.axes: lambda: ("pp", "dp", "cp", "tp"),
+    context.spread: lambda: np.array([[0, 5, 11], [1, 6, 9], [2, 7, 8], [3, 4, 10]]),
+    context.place: lambda: [np.array(points) for points in ([0, 2, 7, 10], [1, 3, 8, 9], [4, 5, 6, 11])],
+    experts.placed: lambda: torch.tensor([[0, 3, 6], [0, 2, 5], [1, 3, 4], [0, 2, 7]]),
+    asynchronous.stages: lambda: (np.array([2, 3, 3, 2]), 4),
 }
 
 
-@pytest.mark.parametrize("puzzle", PUZZLES, ids=["unlike", "staged", "saves", "spares", "axes"])
+@pytest.mark.parametrize("puzzle", PUZZLES, ids=lambda puzzle: getattr(puzzle, "unit", "") or puzzle.__name__)
 def test_puzzles_take_tuples_for_lists_and_numbers_of_numpy(puzzle):
     status, score = verdict(puzzle, PUZZLES[puzzle])
     assert status == "PASS", score

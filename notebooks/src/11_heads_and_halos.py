@@ -192,7 +192,7 @@ def to_heads(shard, axis, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: back again, on rank 0: expected
+# FAIL: back again on rank 0: expected
 # MISTAKE: Parts are joined in the wrong order on the way back.
 def to_tokens(y, axis, sizes):
     mine = (sizes[axis.rank], *y.shape[1:])
@@ -208,7 +208,7 @@ def to_heads(shard, axis, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: expected shape (7, 3, 5), got
+# FAIL: expected shape (3, 6, 5), got (6, 3, 5)
 # MISTAKE: Parts are joined along the tokens, not along the heads.
 def to_tokens(y, axis, sizes):
     mine = (sizes[axis.rank], *y.shape[1:])

@@ -128,14 +128,14 @@ check("combine_backward", exercises.combine_backward, combine_backward)
 
 
 # %% tags=["wrong"]
-# FAIL: what was its weight?
+# FAIL: What was its weight?
 # MISTAKE: The weight of a row is forgotten in its gradient.
 def combine_backward(grad, rows, weights, token):
     return grad[token], (grad[token] * rows).sum(-1)
 
 
 # %% tags=["wrong"]
-# FAIL: a weight is one number
+# FAIL: A weight is one number, and so is its gradient
 # MISTAKE: The gradient of a weight is left as a row, where it is one number.
 def combine_backward(grad, rows, weights, token):
     return grad[token] * weights[:, None], grad[token] * rows
@@ -149,7 +149,7 @@ def combine_backward(grad, rows, weights, token):
 
 
 # %% tags=["wrong"]
-# FAIL: the gradient of rows has shape
+# FAIL: A row has a gradient of its own, also where two rows have one token
 # MISTAKE: The gradient of tokens is returned for that of rows.
 def combine_backward(grad, rows, weights, token):
     return grad, (grad[token] * rows).sum(-1)
@@ -907,7 +907,7 @@ def sent(rows, i, width, experts, element):
 
 
 # %% tags=["wrong"]
-# FAIL: takes 4 bytes for a count
+# FAIL: 24 bytes of it are counts
 # MISTAKE: Counts are taken to have 4 bytes.
 def sent(rows, i, width, experts, element):
     away = sum(rows[i][j] + rows[j][i] for j in range(len(rows)) if j != i)
@@ -915,7 +915,7 @@ def sent(rows, i, width, experts, element):
 
 
 # %% tags=["wrong"]
-# FAIL: has the counts for one rank's experts
+# FAIL: 16 bytes of it are counts
 # MISTAKE: The counts of experts are sent to one rank, where each other rank needs its own.
 def sent(rows, i, width, experts, element):
     away = sum(rows[i][j] + rows[j][i] for j in range(len(rows)) if j != i)

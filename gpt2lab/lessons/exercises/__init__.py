@@ -17,7 +17,7 @@ from pathlib import Path
 from ...corpus.storage import replacing
 from ..environment import static, unanswered
 from .differences import close, returned
-from .engine import Puzzle, Task, by_chance, called, refuse, scored, sentence
+from .engine import Puzzle, Task, by_chance, called, refuse, scored, sentence, spoken
 from .guards import by_hand, closed, frames_closed, guarded, restored, unaided
 
 __all__ = [
@@ -172,8 +172,7 @@ def sentences(what: str = ""):
         if unanswered(error):
             raise
         if error.ename in ("Deadlock", "TimeoutError"):
-            raise AssertionError(f"{begin}the ranks wait for each other for ever. {error}") from None
+            begin += "the ranks wait for each other for ever. "
         if error.ename == "Mismatch":
-            raise AssertionError(f"{begin}a message does not fit its receiver. {error}") from None
-        last = str(error).strip().splitlines()[-1]
-        raise AssertionError(f"{begin}{last}") from None
+            begin += "a message does not fit its receiver. "
+        raise AssertionError(f"{begin}{spoken(error)}") from None

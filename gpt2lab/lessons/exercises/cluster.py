@@ -4,28 +4,23 @@ import math
 from dataclasses import replace
 from numbers import Integral
 
+import numpy as np
 import torch
 
 from ...planner.failures import LongJob, goodput
 from ...ranks import comm
 from ...ranks.mesh import Mesh
-from ..labs.node_traffic import BETWEEN, by_class
+from ..labs.node_traffic import BETWEEN, INSIDE, by_class
 from . import Task, returned, scored
-from .differences import ANY
+from .differences import ANY, Most
 from .meshes import drawn_sizes
 from .ranked import ranked
 
 
 def _crossing(sizes: dict[str, int], machine: int) -> set[str]:
-    """The axes of which some group has two neighbours on two machines."""
-    world = stride = math.prod(sizes.values())
-    found = set()
-    for name, size in sizes.items():
-        stride //= size
-        firsts = [rank for rank in range(world) if rank // stride % size < size - 1]
-        if any(rank // machine != (rank + stride) // machine for rank in firsts):
-            found.add(name)
-    return found
+    """The axes of which some group is on two machines."""
+    machines = np.arange(math.prod(sizes.values())).reshape(*sizes.values()) // machine
+    return {name for dim, name in enumerate(sizes) if (machines.min(dim) != machines.max(dim)).any()}
 
 
 def _machines(chance) -> tuple[dict[str, int], int]:
@@ -61,14 +56,20 @@ def _on_two_levels(axis, answer, rows: int) -> tuple:
     mesh, x = Mesh(dp=2, tp=2), _integers(axis.rank, rows)
     comm.clear_log()
     got = answer(x, mesh["tp"], mesh["dp"])
-    crossed = [size for (_, kind), size in by_class(comm.log, axis.rank, 2).items() if kind == BETWEEN]
+    traffic = by_class(comm.log, axis.rank, 2).items()
+    sent = {place: sum(size for (_, kind), size in traffic if kind == place) for place in (INSIDE, BETWEEN)}
     calls = {e.op for e in comm.log if any(kind == BETWEEN for _, kind in by_class([e], axis.rank, 2))}
-    return got, sum(crossed), x, calls
+    return got, sent[BETWEEN], x, sent[INSIDE], calls
+
+
+def _summed(rank: int, rows: int) -> tuple:
+    total = sum(_integers(r, rows) for r in range(4))
+    return total, 8 * rows, _integers(rank, rows), Most(16 * rows), ANY
 
 
 two_levels = ranked(
-    ("the sum", "bytes sent to the other machine", "x as it was given", "calls that cross"),
-    lambda rank, rows: (sum(_integers(r, rows) for r in range(4)), 8 * rows, _integers(rank, rows), ANY),
+    ("the sum", "bytes sent to the other machine", "x as it was given", "bytes sent inside", "calls"),
+    _summed,
     _on_two_levels,
     4,
     shown=[(6,), (8,)],

@@ -11,6 +11,7 @@ from ...parallel.context.layouts import LAYOUTS, TokenLayout, layout
 from ...ranks import comm
 from ..labs.context import NEIGHBOURS, wanted
 from . import Task, returned, scored, unaided
+from .differences import listed, named
 from .ranked import ranked, sent
 from .ring_attention import ring_backward as ring_backward
 from .watching import no_gradient, noted, watched
@@ -43,13 +44,6 @@ def _rows(scores, seed: int) -> tuple:
 MERGED = "the output", "its log-sum-exp"
 
 
-def _two(got, words: str) -> dict:
-    assert isinstance(got, list | tuple) and len(got) == 2, (
-        "return two things: the output, and its log-sum-exp"
-    )
-    return dict(zip(MERGED, got, strict=True))
-
-
 def _merged(seed: int) -> dict[str, tuple]:
     scores = torch.randn(4 + seed % 3, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     far = scores + torch.tensor([0.0, 2000.0, -2000.0, 0.0, 0.0, 0.0])[: len(scores), None]
@@ -71,7 +65,7 @@ merge = Task(
     what="blocks drawn by chance",
     drawn=lambda chance: chance.choice([*_merged(chance.randrange(99)).values()]),
     call=lambda answer, *blocks: answer(*blocks[:-1]),
-    like=_two,
+    like=named(*MERGED),
     closed=("gpt2lab.parallel",),
     count=5,
 )
@@ -88,19 +82,13 @@ contributors = Task(
 """Exercise: which ranks contribute to the key gradients of a root, in a contiguous split."""
 
 
-def _busiest(tokens: int, ranks: int) -> float:
-    size = tokens // ranks
-    busiest = sum(range(tokens - size + 1, tokens + 1))  # the last rank's rows cost the most
-    return busiest * ranks / (tokens * (tokens + 1) / 2)
-
-
 def _divided(chance) -> tuple[int, int]:
     ranks = chance.randint(1, 9)
     return ranks * chance.randint(1, 9), ranks
 
 
-imbalance = Task(
-    _busiest,
+imbalance = Task(  # row t costs t + 1: a mean row of the last rank over a mean row of all
+    lambda tokens, ranks: (2 * tokens - tokens // ranks + 1) / (tokens + 1),
     shown={
         "one rank is balanced by itself": (8, 1),
         "4 tokens on 2 ranks: rows cost 1, 2, 3, 4": (4, 2),
@@ -124,7 +112,7 @@ def spread(answer) -> str:
 def _shared_out(found, ranks: int, each: int, thing: str, who: str):
     """Lists of twelve things, equally many for each rank and each thing once; AssertionError where they are not."""
     say = {3: "three", 4: "four"}
-    returned(found)
+    found = listed(returned(found))
     lists = isinstance(found, list | tuple) and all(isinstance(mine, list | tuple) for mine in found)
     assert lists and len(found) == ranks, (
         f"{say[ranks]} lists, one a rank, with {say[each]} {thing}s in each; not {found}"
@@ -246,9 +234,9 @@ give_back = ranked(
 
 
 def _shards(chance) -> tuple[tuple[int, ...], int]:
-    """Unequal shards, the largest first, and a window that may just be one hop."""
-    sizes = tuple(sorted((chance.randint(1, 30) for _ in range(chance.randint(1, 8))), reverse=True))
-    return sizes, max(1, sizes[-2 if len(sizes) > 1 else 0] + chance.randint(-1, 1))
+    """Unequal shards, and a window that may just be one hop."""
+    sizes = tuple(chance.randint(1, 30) for _ in range(chance.randint(1, 8)))
+    return sizes, max(1, chance.choice(sizes) + chance.randint(-1, 1))
 
 
 smallest_shard = Task(
@@ -258,7 +246,7 @@ smallest_shard = Task(
             (layout("contiguous", tokens, ranks).sizes, window)
             for tokens, ranks, window in itertools.product((7, 12, 16), (2, 3, 4), range(1, 9))
         ),
-        *itertools.product(((6, 2, 4, 1), (1, 5, 5), (5, 1, 1, 6)), range(1, 7)),
+        *itertools.product(((6, 2, 4, 1), (1, 5, 5), (5, 1, 1, 6), (4, 1, 3, 6)), range(1, 7)),
     ],
     what="shards of {}, window {}: is one hop enough",
     drawn=_shards,

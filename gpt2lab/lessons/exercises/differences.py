@@ -1,6 +1,6 @@
 """The first difference between what an answer gave and what is right, in words; the usual slips are named."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from numbers import Number
 
@@ -32,6 +32,24 @@ def returned(found, what: str = ""):
     begin = f"{what}: " if what else ""
     assert found is not None, f"{begin}your function returned None. Is the return missing?"
     return found
+
+
+def listed(found):
+    """The same in lists and numbers of Python, where it is an iterator, a range, an array, or a list of those."""
+    if hasattr(found, "tolist"):
+        return found.tolist()
+    return [listed(one) for one in found] if isinstance(found, Iterator | list | tuple | range) else found
+
+
+def named(*names: str):
+    """For `like`: an answer that gives as many things as there are names, in a table under these names."""
+
+    def like(got, words: str) -> dict:
+        fits = isinstance(got, list | tuple) and len(got) == len(names)
+        assert fits, f"{words}: return {len(names)} things: {', '.join(names)}"
+        return dict(zip(names, got, strict=True))
+
+    return like
 
 
 def close(got, want, what: str, tolerance: float = 1e-10) -> None:
@@ -71,6 +89,8 @@ def slip(got, want) -> str:
     whole = want.ndim == 0 and float(want).is_integer() and abs(float(want)) > 2
     if whole and abs(got - want) == 1:
         return ": one too " + ("many" if got > want else "few")
+    if _same(got, want):
+        return ""
     if factor := _factor(got, want):
         return f": {factor}"
     if want.ndim > 1 and got.shape == got.T.shape and _same(got.T, want):
@@ -127,7 +147,7 @@ def difference(got, want, what: str, tolerance: float = 1e-10) -> None:
         for key in want:
             difference(got[key], want[key], f"{what}: {key}", tolerance)
     elif isinstance(want, Set):
-        returned(got, what)
+        got = listed(returned(got, what))
         assert isinstance(got, Set | list | tuple), f"{what}: expected names, got {got!r}"
         assert set(got) == want, f"{what}: expected {sorted(want)}, got {sorted(got)}"
     elif isinstance(want, list | tuple) and not _numbers(want):
@@ -141,10 +161,10 @@ def difference(got, want, what: str, tolerance: float = 1e-10) -> None:
         close(got, want, what, tolerance)
 
 
-def equal(one, other) -> bool:
-    """Whether two values of any kind are the same, to the last digit."""
+def equal(one, other, tolerance: float = 0.0) -> bool:
+    """Whether two values of any kind are the same, by default to the last digit."""
     try:
-        difference(one, other, "", 0.0)
+        difference(one, other, "", tolerance)
     except AssertionError:
         return False
     return True
@@ -197,8 +217,9 @@ def _array(value, what: str) -> np.ndarray:
     if _tensor_of(value):
         return value.detach().double().cpu().numpy()
     try:
+        assert np.asarray(value).dtype.kind not in "US"  # "18" is no number
         return np.asarray(value, dtype=float)
-    except (ValueError, TypeError):
+    except (AssertionError, ValueError, TypeError):
         sizes = [len(one) for one in value if isinstance(one, list)] if isinstance(value, list) else []
         assert len(set(sizes)) < 2, f"{what}: the parts should be equally long, and are {sizes} long"
         raise AssertionError(f"{what}: expected numbers, got {value!r}") from None

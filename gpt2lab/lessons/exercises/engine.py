@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import random
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
@@ -19,7 +20,7 @@ from pathlib import Path
 from traceback import walk_tb
 
 from ..environment import static, unanswered
-from .differences import difference, equal, plain, returned
+from .differences import difference, equal, listed, plain, returned
 from .guards import PACKAGE, closed, unaided
 
 KNOWN = Path(__file__).with_name("known.json")
@@ -98,7 +99,7 @@ class Puzzle:
     digits: int = 1
 
     def __call__(self, answer) -> str:
-        found = [returned(answer(*deepcopy(case))) for case in self.cases or [()]]
+        found = [listed(returned(answer(*deepcopy(case)))) for case in self.cases or [()]]
         found = self.read(found if self.cases else found[0])
         refuse("", self.rules(found) if self.rules else {})
         return scored(round(float(self.score(found)), self.digits), self.unit, bar=self.bar, best=self.best)
@@ -195,8 +196,8 @@ def tried(task: Task, answers: tuple, words: str, given: tuple, seen: list) -> N
         refuse(words, task.rules(got, *given) if task.rules else {})
         for sentence, wrong in task.mistakes.items():
             said = wrong(*deepcopy(given))
-            right = _alike(said, want, task.tolerance)  # by chance, in this case
-            assert right or not _alike(got, said, task.tolerance), f"{words}: {sentence}"
+            right = equal(said, want, task.tolerance)  # by chance, in this case
+            assert right or not equal(got, said, task.tolerance), f"{words}: {sentence}"
         if task.right:
             difference(got, want, words, task.tolerance)
         assert same, f"{words}: right, but your function changed what it was given; work on copies"
@@ -217,18 +218,18 @@ def called(answer, given: tuple, words: str, shut: tuple[str, ...] = ()):
 
 
 def sentence(error: BaseException) -> str:
-    """What an error says (`ename` is its type's name on a rank). Where a checker raised it, the answer does not fit."""
+    """What an error says. Where a checker raised it, the answer does not fit."""
     if isinstance(error, AssertionError):
         return str(error) or "an assertion without words; run the checker by hand to see which"
-    said = f"{getattr(error, 'ename', '') or type(error).__name__}: {error}"
+    if hasattr(error, "ename"):
+        return spoken(error)
+    said = f"{type(error).__name__}: {error}"
     *_, (frame, _) = walk_tb(error.__traceback__)
     ours = isinstance(error, Exception) and frame.f_globals.get("__name__", "").startswith(__package__)
     return f"your function, or what it gives, does not fit what is asked for. {said}" if ours else said
 
 
-def _alike(got, said, tolerance: float) -> bool:
-    try:
-        difference(got, said, "", tolerance)
-    except AssertionError:
-        return False
-    return True
+def spoken(error) -> str:
+    """What the error of a rank says, without the rank's traceback."""
+    words = str(error).strip().rpartition("Traceback (most recent call last):\n")[2]
+    return re.sub(r"\A( .*\n)*(AssertionError: |[\w.]+\.Mismatch: )?", "", words)

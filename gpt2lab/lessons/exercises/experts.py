@@ -4,8 +4,12 @@ from numbers import Integral
 
 import torch
 
-from . import by_hand, close, live, returned, scored
+from ...ranks import comm
+from ...ranks.mesh import Mesh
+from . import Task, close, live, refuse, returned, scored
+from .differences import listed, named
 from .engine import by_chance, called
+from .guards import without_autograd
 from .watching import Seen, unread, watched
 
 
@@ -22,7 +26,8 @@ def _gated(answer, generator, tokens: int, experts: int, room: int) -> None:
     p = torch.randn(tokens, experts, generator=generator, dtype=torch.float64).mul(2).softmax(-1)
     scores = p.clone().requires_grad_()
     case = f"{tokens} tokens, {experts} experts with room for {room}"
-    chosen, weights, kept = _three(called(answer, (scores, room), case))
+    found = named("experts", "weights", "kept")(called(answer, (scores, room), case), case)
+    chosen, weights, kept = map(torch.as_tensor, found.values())
     best = p.topk(2, -1)
     assert chosen.shape == (tokens, 2) and torch.equal(chosen, best.indices), (
         f"{case}: token 0 should ask for experts {best.indices[0].tolist()}, not {chosen[:1].flatten().tolist()}"
@@ -58,14 +63,6 @@ def _router_learns(weights, scores, case: str) -> None:
     best = scores.topk(2, -1).values
     (want,) = torch.autograd.grad((best / best.sum(-1, keepdim=True) * pull).sum(), scores)
     assert got is not None and torch.allclose(got, want), words
-
-
-def _three(found):
-    returned(found)
-    assert isinstance(found, tuple | list) and len(found) == 3, (
-        "return three tensors: experts, weights and kept"
-    )
-    return found
 
 
 def _served(chosen, experts, room):
@@ -150,18 +147,12 @@ def _table(rank, counts):
 
 
 def _travel(rank, world_size, there, back, width, counts):
-    from ...ranks import comm
-    from ...ranks.mesh import Mesh
-
     axis, own = Mesh(dp=world_size, ep=world_size)["ep"], torch.tensor(counts[rank])
     rows = _rows(rank, width, counts)
     comm.clear_log()
     with watched() as seen:
         found = there(rows, own, axis)
-        assert isinstance(found, tuple | list) and len(found) == 2, (
-            "`there` returns two things: rows, and the table"
-        )
-        got, table = found
+        got, table = named("rows", "the table")(found, "`there`").values()
         said = torch.as_tensor(table).tolist()
         made = _with_more(-got[:, 0], width, 100 + rank)  # what the experts make of the rows
         right = comm.gather_objects(said == _table(rank, counts), axis)
@@ -172,59 +163,52 @@ def _travel(rank, world_size, there, back, width, counts):
     return got, said, made, home, sum(moved for _, moved, _ in traffic.values()), seen.sent, seen.asked
 
 
-def combine_backward(answer) -> None:
-    """Exercise: gradients of rows and weights, given that of y[token] += weight * row."""
-    _combined(answer, [2, 0, 3, 0, 2, 2], 3)
-    drawn = lambda chance: chance.choices(range(6), k=chance.randint(1, 9))
-    by_chance(lambda chance: _combined(answer, drawn(chance), chance.randint(1, 7)), 5)
+GRADIENTS = "the gradient of the rows", "the gradient of the weights (a row times its token's gradient)"
 
 
-def _combined(answer, token: list[int], width: int) -> None:
-    generator, token, n = torch.Generator().manual_seed(1), torch.tensor(token), len(token)
-    shapes = (n, width), (n,), (int(token.max()) + 1, width)
-    rows, weights, grad = (torch.randn(*s, generator=generator, dtype=torch.float64) for s in shapes)
-    leaves = rows.requires_grad_(), weights.requires_grad_()
-    y = torch.zeros_like(grad).index_add(0, token, leaves[0] * leaves[1][:, None])
-    right = torch.autograd.grad(y, leaves, grad)
-    with by_hand():
-        found = answer(grad, rows.detach().clone(), weights.detach().clone(), token)
-    of_rows, of_weights = returned(found)
-    assert of_rows.shape == (n, width), (
-        f"the gradient of rows has shape {tuple(of_rows.shape)}, rows have ({n}, {width})"
-    )
-    assert not torch.allclose(of_rows, grad[token]), (
-        "the gradient of a row is too large: what was its weight?"
-    )
-    close(of_rows, right[0], "the gradient of the rows")
-    assert of_weights.shape == (n,), (
-        f"a weight is one number: its gradient has shape {tuple(of_weights.shape)}"
-    )
-    close(of_weights, right[1], "the gradient of the weights (a row times its token's gradient)")
+def _rows_of(token: list[int], width: int) -> tuple:
+    """A gradient of each token, rows and weights that go to these tokens."""
+    generator, n = torch.Generator().manual_seed(1), len(token)
+    shapes = (max(token) + 1, width), (n, width), (n,)
+    return *(torch.randn(*s, generator=generator, dtype=torch.float64) for s in shapes), torch.tensor(token)
+
+
+def _by_autograd(grad, rows, weights, token) -> dict:
+    y = torch.zeros_like(grad).index_add(0, token, rows.requires_grad_() * weights.requires_grad_()[:, None])
+    return dict(zip(GRADIENTS, torch.autograd.grad(y, (rows, weights), grad), strict=True))
+
+
+combine_backward = Task(
+    _by_autograd,
+    shown={"six rows of three features": _rows_of([2, 0, 3, 0, 2, 2], 3)},
+    what="other rows",
+    drawn=lambda chance: _rows_of(chance.choices(range(6), k=chance.randint(1, 9)), chance.randint(1, 7)),
+    call=without_autograd,
+    like=named(*GRADIENTS),
+    count=5,
+)
+"""Exercise: gradients of rows and weights, given that of y[token] += weight * row."""
 
 
 def traffic(answer) -> None:
     """Exercise: bytes that each rank sends in a forward and a backward of one mixture, counted on four live ranks."""
-    from ... import launch
-
-    found = launch(_counted, ranks=4, echo=False)
+    found = live(_counted, ranks=4)
     rows = [row for row, _ in found]
     for rank, (_, sent) in enumerate(found):
         got = returned(answer(rows, rank, 24, 8, 8))
         n = 24 * 8  # bytes of a row
         stay = rows[rank][rank]
         travel = sum(rows[rank]) + sum(row[rank] for row in rows) - 2 * stay
-        for wrong, why in (
-            (sent - 8 * 6, "leaves out the counts, which travel first: 6 numbers"),
-            (sent - travel * n, "is the forward alone: gradients travel the same ways back"),
-            (sent + 4 * stay * n, "also counts rows whose expert is at home"),
-            (sent - 4 * 6, "takes 4 bytes for a count, and each has 8"),
-            (sent + 8 * 2, "also counts the counts of the rank's own experts, which stay"),
-            (
-                sent - 8 * 4,
-                "has the counts for one rank's experts; those for the experts of all others travel",
-            ),
-        ):
-            assert got != wrong, f"rank {rank}: {got} {why}"
+        refuse(
+            f"rank {rank}, {got} bytes",
+            {
+                "this is the forward alone: gradients travel the same ways back": got == sent - travel * n,
+                "this also counts rows whose expert is at home": got == sent + 4 * stay * n,
+                "this leaves out the counts, which travel first: 6 numbers of 8 bytes": got == sent - 8 * 6,
+                f"{got - sent + 48} bytes of it are counts, and one number of 8 bytes travels for each of the 6 "
+                "experts of other ranks": 0 < got - sent + 48 <= 96 and got != sent,
+            },
+        )
         close(
             got, sent, f"rank {rank} with rows {rows}, width 24, 8 experts, 8 bytes a number: counted bytes"
         )
@@ -239,8 +223,6 @@ def _counted(rank, world_size):
 
     from ...experts.mixture import mixtures
     from ...plan import Plan, build
-    from ...ranks import comm
-    from ...ranks.mesh import Mesh
     from ...reference import EXPERTS, example_batch
     from ...train import Trainer
 
@@ -263,8 +245,8 @@ SLOTS, BAR, BEST = 3, 900, 818
 
 def placed(answer) -> str:
     """Exercise: the experts of each of four ranks, with room for copies; the score is the time of the layer."""
-    ranks = returned(answer())
-    assert len(ranks) == len(ASKED) and all(isinstance(held, list | tuple) for held in ranks), (
+    ranks = listed(returned(answer()))
+    assert len(ranks) == len(ASKED) and all(isinstance(held, list) for held in ranks), (
         f"return four lists of experts, one a rank, not {ranks!r}"
     )
     for rank, held in enumerate(ranks):

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
-from . import Puzzle, Task, by_hand, close, closed, refuse, returned
+from . import Puzzle, Task, close, closed, refuse, returned
+from .guards import without_autograd
 
 parameters = Task(
     lambda vocab, positions, layers, width: (
@@ -64,17 +65,12 @@ def _norm(seed: int, *shape: int) -> tuple:
     return *(torch.randn(size, dtype=torch.float64) for size in sizes), 0.1
 
 
-def _without_autograd(answer, *given):
-    with by_hand():
-        return answer(*given)
-
-
 norm_backward = Task(
     _norm_gradient,
     shown={"rows of 8": _norm(1, 3, 5, 8)},
     what="rows drawn by chance",
     drawn=lambda chance: _norm(chance.randrange(99), chance.randint(1, 4), chance.randint(3, 9)),
-    call=_without_autograd,
+    call=without_autograd,
     count=5,
 )
 """Exercise: the gradient of a layer norm's input, against autograd."""

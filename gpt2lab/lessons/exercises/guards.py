@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -111,12 +112,13 @@ def _asked_by_an_answer(frame) -> bool:
 
 
 def unaided(answer, *modules: str):
-    """`answer` with these modules closed to it."""
+    """`answer` with these modules closed to it, also while it makes what it gives one by one."""
 
     @wraps(answer)
     def tried(*args, **kwargs):
         with closed(*modules):
-            return answer(*args, **kwargs)
+            found = answer(*args, **kwargs)
+            return list(found) if isinstance(found, Iterator) else found
 
     return tried
 
@@ -127,6 +129,12 @@ def by_hand():
         "autograd would give this in one call; here it is closed. Write what it does, with products and sums"
     )
     return closed("torch.autograd", "torch._functorch", "torch._ops", "gpt2lab.algorithms", words=words)
+
+
+def without_autograd(answer, *given):
+    """What an answer gives `by_hand`: a `call` of a Task."""
+    with by_hand():
+        return answer(*given)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from functools import partial
 from inspect import signature
 from types import MappingProxyType
 
+import numpy as np
 import torch
 
 from ...machine.links import Link
@@ -33,19 +34,13 @@ def drawn_sizes(chance) -> dict[str, int]:
 
 
 def _place(rank: int, sizes: dict[str, int]) -> dict[str, int]:
-    place = {}
-    for axis, size in reversed(sizes.items()):
-        rank, place[axis] = divmod(rank, size)
-    return {axis: place[axis] for axis in sizes}
+    return dict(zip(sizes, map(int, np.unravel_index(rank, list(sizes.values()))), strict=True))
 
 
 def _groups(axis: str, sizes: dict[str, int]) -> list[list[int]]:
     """The groups of an axis in the order of their first ranks, each in the order of places on the axis."""
-    found = {}
-    for rank in range(math.prod(sizes.values())):
-        place = _place(rank, sizes)
-        found.setdefault(tuple(place[name] for name in sizes if name != axis), []).append(rank)
-    return sorted(found.values())
+    ranks = np.arange(math.prod(sizes.values())).reshape(*sizes.values())
+    return sorted(np.moveaxis(ranks, list(sizes).index(axis), -1).reshape(-1, sizes[axis]).tolist())
 
 
 coordinates = Task(

@@ -1,6 +1,7 @@
 """Checkers of lesson 18 about replicas: which of them is wrong, and who keeps whose copy."""
 
 from . import Task
+from .differences import listed
 
 
 def _odd_ones(digests: list[dict[str, int]]) -> list[tuple[int, str]]:
@@ -83,7 +84,7 @@ keepers = Task(
     shown=[(4,), (5,), (3,), (2,), (9,)],
     what="{} ranks",
     drawn=lambda chance: (chance.randint(2, 40),),
-    like=lambda found, words: found.tolist() if hasattr(found, "tolist") else found,
+    like=lambda found, words: listed(found),
     rules=_keeping,
 )
 """Exercise: which rank keeps the copy of each rank's shard, so that fewest pairs of deaths lose one (Wang et al.)."""

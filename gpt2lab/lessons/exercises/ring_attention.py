@@ -6,6 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ...ranks import comm
 from ...ranks.mesh import Mesh
 from . import close, closed, live, returned
+from .differences import named
 from .watching import received
 
 
@@ -20,9 +21,10 @@ def _ring_backward_on(answer, n: int, words: str) -> None:
     _attend(q, k, v)[0].backward(grad.detach())
     found, t, block = live(_backward_on_a_rank, answer, ranks=n, what=words), 12 // n, _flops(n)
     best = n * 4 * t * q.size(1) * 8  # n shifts of k, v, dk, dv (t, D)
+    three = named("dq", "dk", "dv")
     for rank, (given, *_, same, _) in enumerate(found):
-        returned(given)
-        for name, got, want in zip(("dq", "dk", "dv"), given, (q.grad, k.grad, v.grad), strict=True):
+        table = three(returned(given), f"rank {rank}")
+        for (name, got), want in zip(table.items(), (q.grad, k.grad, v.grad), strict=True):
             close(got, want[t * rank :][:t], f"{name} on rank {rank}" + f" of {n}" * (n != 3), 1e-9)
         assert same, (
             f"rank {rank} changed what it was given: q, k, v and the rest belong to others; make new ones"

@@ -15,7 +15,7 @@ from ...tasks.graph import Access, TaskGraph, reads, reduces, updates, writes
 from ...tasks.scheduler import run_tasks
 from ..environment import YOUR_TURN
 from ..labs.tasks import audit, elements_of, one_layer
-from . import Puzzle, Task, by_chance, returned, unaided, without_frames
+from . import Puzzle, Task, by_chance, returned, spoken, unaided, without_frames
 from .watching import Counted
 
 BODIES = {
@@ -73,11 +73,13 @@ def _declared_right(graph, want) -> None:
         raise AssertionError(f"a task cannot compute with the parts that it declares: {error}") from None
     assert not found, f"{found[0]}"
     for task, right in zip(graph.tasks, want.tasks, strict=True):
-        if more := sorted(set(graph.before[task.number]) - set(want.before[right.number])):
-            first = graph.tasks[more[0]].name
-            raise AssertionError(
-                f"{task.name!r} has to wait for {first!r}, and need not: something is too large"
-            )
+        more = sorted(set(graph.before[task.number]) - set(want.before[right.number]))
+        assert not more, (
+            f"{task.name!r} has to wait for {graph.tasks[more[0]].name!r}, and need not: something is too large"
+        )
+    for task, right in zip(graph.tasks, want.tasks, strict=True):
+        more = [a.tensor for a in task.accesses if a.mode == "updates" and a not in right.accesses]
+        assert not more, f"{task.name!r} says updates of {more[0]}, and does not both read and write it"
     missing = [v for v in range(len(want.tasks)) if set(want.before[v]) - set(graph.before[v])]
     assert not missing, f"nothing orders {graph.tasks[missing[0]].name!r} after what it needs"
 
@@ -149,12 +151,7 @@ def ready(answer) -> None:
 
 def received(axis, source: int):
     """The answer to `gives_back`."""
-
-    def body(x):
-        handle = comm.irecv(x, axis, source)
-        return messages.Pending(handle, x.copy_)
-
-    return body
+    return lambda x: messages.Pending(comm.irecv(x, axis, source), x.copy_)
 
 
 def question_and_answer(rank: int, world_size: int, make, other: int, number: float) -> list[float]:
@@ -197,7 +194,7 @@ def _gives_back(ranks, answer, other: int, number: float) -> None:
         assert "Nothing has moved" not in text, (
             f"nobody receives what rank {other}, the source, sends to rank 0"
         )
-        raise AssertionError(text.strip().splitlines()[-1].removeprefix("AssertionError: ")) from None
+        raise AssertionError(spoken(error)) from None
     right = 2 * number + 1
     assert got != [6.0, 6.0], (
         "the task is over, but what came is not in x: let Pending put it there on arrival"
