@@ -145,7 +145,7 @@ def test_sizes_are_read(text, size):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("--between 10Gb", "'10Gb' may be bits or bytes. Use 10Gbit or 10GB."),
+        ("--between 10Gb", "'10Gb' may be bits or bytes. Write Gbit or GB."),
         ("--between 0gbit", "'0gbit' is no size. Use for example 4GiB, 800MB or 10gbit."),
         ("--between 1e400gbit", "'1e400gbit' is no size."),
         ("--memory 0", "'0' is no size."),

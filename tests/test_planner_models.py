@@ -174,7 +174,7 @@ def test_the_published_config_of_bloom_is_read_in_its_own_words():
         ({"model_type": "mixtral"}, "does not say num_local_experts. Use the config.json of a mixtral."),
         (
             {"num_local_experts": 2, "num_experts_per_tok": 4},
-            "A token cannot pass 4 of 2 MLPs. Use at most 2.",
+            "A token cannot pass 4 of 2 MLPs. Use fewer.",
         ),
         ([], "cannot be read as a model: it is no table of words. Use another file."),
         (b"7", "cannot be read as a model: it is no table of words. Use another file."),

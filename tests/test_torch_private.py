@@ -21,6 +21,7 @@ ALLOWED = {  # name -> why there is no public one
     "_log_softmax": "ATen's name of the operator, in captured graphs",
     "_profiler_enabled": "record_function takes microseconds also where no profiler is running",
     "_python_dispatch": "to see what DTensor sends, beside its own count of collectives, in a benchmark",
+    "_pytree": "the tensors in what an operator gives, which may be a list of them",
     "_scaled_dot_product_flash_attention_for_cpu": "attention that also returns its log-sum-exp",
     "_scaled_dot_product_flash_attention_for_cpu_backward": "its backward from a log-sum-exp over all blocks",
     "_softmax": "the same",

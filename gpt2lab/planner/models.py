@@ -44,9 +44,7 @@ class Transformer(GPT2Config):
             shared = f"{self.n_head} heads cannot share {self.kv_heads} heads of keys"
             raise ValueError(f"{shared} ({self.n_head} % {self.kv_heads} = {over}). Use a divisor.")
         if self.active > self.mlps:
-            raise ValueError(
-                f"A token cannot pass {self.active} of {self.mlps} MLPs. Use at most {self.mlps}."
-            )
+            raise ValueError(f"A token cannot pass {self.active} of {self.mlps} MLPs. Use fewer.")
 
     @property
     def keys(self) -> int:

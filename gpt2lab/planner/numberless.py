@@ -12,6 +12,7 @@ from contextlib import suppress
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 aten = torch.ops.aten
 PARTS = "weights", "gradients", "optimizer", "activations", "logits", "buffers"
@@ -73,20 +74,14 @@ class Numberless(TorchDispatchMode):
         fake = sum(isinstance(t, FakeTensor) for t in given)
         if fake == len(given) > 0 and "device" not in kwargs:
             with suppress(NotImplementedError), in_kernel_invocation_manager(self.fake):
-                return self._faked(func(*args, **kwargs))
+                new = lambda t: t if isinstance(t, FakeTensor) else FakeTensor(self.fake, t, "cpu")
+                return tree_map_only(torch.Tensor, new, func(*args, **kwargs))
         whole = given or kwargs.get("dtype") in (torch.int64, torch.bool) or func is aten.arange.default
         if whole and not fake:
             out = func(*args, **kwargs)
             if not any(t.is_floating_point() or t.numel() > SMALL for t in _tensors(out)):
                 return out
         return self.fake.dispatch(func, types, args, kwargs)
-
-    def _faked(self, out):
-        """What a rule gives, as tensors without numbers that say they are on the CPU."""
-        if isinstance(out, (tuple, list)):
-            return type(out)(map(self._faked, out))
-        fresh = isinstance(out, torch.Tensor) and not isinstance(out, FakeTensor)
-        return FakeTensor(self.fake, out, torch.device("cpu")) if fresh else out
 
     def settle(self) -> None:
         """Compare what is held now with the most so far."""

@@ -164,9 +164,7 @@ def size_in_bytes(text, where: str = "", units: dict = UNITS, what: str = SIZE) 
     """
     found = re.fullmatch(r"\s*([\d.]+(?:e[+-]?\d+)?)\s*([a-z]*)\s*", str(text), re.IGNORECASE)
     if found and re.fullmatch("[KMGT]b", found[2]):
-        raise ValueError(
-            f"{where}{text!r} may be bits or bytes. Use {found[1]}{found[2]}it or {found[1]}{found[2][0]}B."
-        )
+        raise ValueError(f"{where}{text!r} may be bits or bytes. Write {found[2]}it or {found[2][0]}B.")
     with suppress(TypeError, KeyError, ValueError):
         if 0 < (size := float(found[1]) * units[found[2].lower()]) < float("inf"):
             return size

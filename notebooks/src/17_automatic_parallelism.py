@@ -157,6 +157,8 @@ print(
 )
 
 # %% [markdown]
+# ### A walk by chance
+#
 # *Chance* comes near, never knows how near. It walks: draw an operator another cut and devices; go there always if that
 # is faster, sometimes if not. *scale*: heat times the first plan's seconds.
 
@@ -624,8 +626,8 @@ show(
 
 # %% [markdown]
 # The order is what a planner needs. The device of the prediction is a guess, 1 GFLOP/s and 2 ms an operator; it knows
-# nothing of cores that four processes share. So the plans that
-# send least lie nearest the line; those that send more are slower, by a factor of two and more.
+# nothing of cores that four processes share. So the plans that send least lie nearest the line; those that send more
+# are slower, about twice.
 
 # %% [markdown]
 # ## From a goal to a plan
@@ -653,8 +655,8 @@ for gib in (16, 1.5, 1, 0.5):
 #
 # Two nodes of equally many devices, GPUs for GPT-2, cores for nano. Where is a plan feasible, what is the best one, and
 # what *binds*: how much faster would a step be if one thing were twice as good? `run_it` runs nano's plan on live
-# ranks, over links paced to what you chose. The prediction gives each device a core;
-# four live ranks on two cores take several times as long.
+# ranks, over links paced to what you chose. The prediction gives each device a core; four live ranks on two cores take
+# several times as long.
 
 # %% tags=["measured"]
 explore(

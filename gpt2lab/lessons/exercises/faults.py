@@ -115,7 +115,6 @@ def whole_or_absent(answer) -> None:
 
 
 LATER = {"e": "epsilon"}  # the files of the save after a crash
-
 OLD = {"a": "an old alpha", "b": "an old beta", "d": "an old delta"}
 """What is in the folder over which an answer saves."""
 
