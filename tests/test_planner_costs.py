@@ -521,6 +521,13 @@ def test_the_parts_of_a_prediction_add_up_and_ideal_ranks_share_the_work():
         assert work == pytest.approx(alone.seconds, rel=0.25 if plan.pp > 1 else 0.01), text
 
 
+def test_uneven_micro_batches_take_as_long_as_their_rows():
+    """7 rows in three micro-batches are 3, 2 and 2: longer than three of 2, shorter than three of 3."""
+    config = GPT2Config(vocab_size=64, n_positions=16, n_layer=4, n_head=4, n_embd=16)
+    six, seven, nine = (predict(Plan(pp=2, micro=3), config, rows, 16, FREE).seconds for rows in (6, 7, 9))
+    assert six < seven < nine
+
+
 def test_recomputation_shows_as_a_third_of_the_blocks_work():
     config = GPT2Config(vocab_size=2, n_positions=16, n_layer=4, n_head=4, n_embd=64)
     found = predict(Plan(recompute=True), config, 8, 16, FREE)
