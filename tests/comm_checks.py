@@ -151,6 +151,14 @@ CASES = {
         lambda r, n: shards(n)[r],
         steps=lambda n, r: [] if r == root(n) else [W * shards(n)[r]],
     ),
+    "gather dim 1": Case(
+        lambda x, a: comm.gather(x.T, a, 1, root(a.size)),
+        lambda xs: [
+            torch.cat([x.T for x in xs], 1) if r == root(len(xs)) else xs[r].T[:, :0] for r in range(len(xs))
+        ],
+        lambda r, n: 2,
+        steps=lambda n, r: [] if r == root(n) else [2 * W],
+    ),
     "ring_shift": Case(
         lambda x, a: comm.ring_shift(x, a, 2, (shards(a.size)[(a.rank - 2) % a.size], W)),
         lambda xs: [xs[(r - 2) % len(xs)] * 1 for r in range(len(xs))],
