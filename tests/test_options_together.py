@@ -138,7 +138,7 @@ def done(request, monkeypatch):
     runs, note = [], lambda what, result: lambda *a, **k: runs.append(f"{what}{a}{k}") or result
     if name == "generate":
         monkeypatch.setattr(huggingface, "load", lambda _: GPT2(TINY))
-        words = SimpleNamespace(encode=lambda text: [ord(text[0]) % 61], decode=str)
+        words = SimpleNamespace(encode=lambda text, **_: [ord(text[0]) % 61], decode=str)
         monkeypatch.setattr(tokenizer, "encoding", lambda: words)
         real, draw = continued.generate, continued.Sampling.draw
 

@@ -127,7 +127,7 @@ BUGS = {
         (Clock.__init__, " or not moved.isdisjoint(needs)", "",
          (planner.test_delta_simulation_equals_full_simulation_and_times_fewer_jobs, 1)),
     "only worse plans are accepted":
-        (accepts, "return change <= 0 or draw < exp(-change / scale)", "return change > 0", METROPOLIS),
+        (accepts, "change <= 0 or scale > 0 and draw < exp(-change / scale)", "change > 0", METROPOLIS),
     "every plan is accepted": (accepts, "draw < exp(-change / scale)", "True", METROPOLIS),
     "MCMC changes only the first operator":
         (PLANNERS["MCMC (FlexFlow)"].search, "draw.randrange(len(problem))", "0",

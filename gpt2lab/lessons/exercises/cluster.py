@@ -63,8 +63,7 @@ def _on_two_levels(axis, answer, rows: int) -> tuple:
 
 
 def _summed(rank: int, rows: int) -> tuple:
-    total = sum(_integers(r, rows) for r in range(4))
-    return total, 8 * rows, _integers(rank, rows), Most(16 * rows), ANY
+    return sum(_integers(r, rows) for r in range(4)), 8 * rows, _integers(rank, rows), Most(16 * rows), ANY
 
 
 two_levels = ranked(

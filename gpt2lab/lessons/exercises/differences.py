@@ -148,8 +148,9 @@ def difference(got, want, what: str, tolerance: float = 1e-10) -> None:
             difference(got[key], want[key], f"{what}: {key}", tolerance)
     elif isinstance(want, Set):
         got = listed(returned(got, what))
-        assert isinstance(got, Set | list | tuple), f"{what}: expected names, got {got!r}"
-        assert set(got) == want, f"{what}: expected {sorted(want)}, got {sorted(got)}"
+        assert isinstance(got, Set | list), f"{what}: expected names, got {got!r}"
+        got = {tuple(one) if isinstance(one, list) else one for one in got}
+        assert got == want, f"{what}: expected {sorted(want)}, got {sorted(got)}"
     elif isinstance(want, list | tuple) and not _numbers(want):
         returned(got, what)
         assert isinstance(got, list | tuple), f"{what}: expected a list of {len(want)}, got {got!r}"

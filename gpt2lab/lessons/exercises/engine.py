@@ -222,7 +222,7 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, AssertionError):
         return str(error) or "an assertion without words; run the checker by hand to see which"
     if hasattr(error, "ename"):
-        return spoken(error)
+        return spoken(error) if "Traceback" in str(error) else f"{error.ename}: {error}"
     said = f"{type(error).__name__}: {error}"
     *_, (frame, _) = walk_tb(error.__traceback__)
     ours = isinstance(error, Exception) and frame.f_globals.get("__name__", "").startswith(__package__)
