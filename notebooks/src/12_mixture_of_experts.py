@@ -358,9 +358,10 @@ def gate(p, room):
 # Both are sums over tokens: sum everywhere, divide once. The bias is a parameter whose *gradient* is the excess
 # load, so buckets, ZeRO and checkpoints carry it.
 #
-# Serial runs of 200 steps on letters of Shakespeare, eight experts, k = 2, three seeds each:
+# Serial runs of 200 steps on letters of Shakespeare, eight experts, k = 2, three seeds each. Another
+# processor rounds otherwise: your numbers may differ.
 
-# %%
+# %% tags=["measured"]
 torch.set_default_dtype(torch.float32)
 ways = {
     "nothing": Experts(8, 2, balance=0.0, hidden=64),
@@ -389,7 +390,7 @@ show(
 # expert that the letter asks for first?
 
 
-# %%
+# %% tags=["measured"]
 def guessed(expert, known):
     """How often the commonest expert of each known value is right."""
     pairs = torch.stack([known.flatten(), expert.flatten()])
@@ -420,7 +421,7 @@ show(
 )
 
 # %% [markdown]
-# With balance, the letter tells nearly all, the line (its subject) nearly nothing.
+# With balance, the letter tells most, the line (its subject) nearly nothing.
 
 # %% [markdown]
 # ### Dense or mixture, for equal flops
