@@ -268,14 +268,18 @@ def most_wrong(found, plans):
     return max(abs(of_rank(share).total / most - 1) for share, most in shares)
 
 
+def notices(found, plans, bug, right, wrong):
+    """What plans are said to hold is wrong by less than `right`; with a bug (method, its text, wrong text) by more."""
+    assert most_wrong(found, plans) < right
+    with rewritten(*bug):
+        assert most_wrong(found, plans) > wrong
+
+
 @pytest.mark.mutant
 @pytest.mark.parametrize("what", LEFT_OUT)
 def test_mutant_that_leaves_out_a_part_of_memory(held_by_blocks, what):
     method, right, wrong = LEFT_OUT[what]
-
-    assert most_wrong(held_by_blocks, BLOCKS) < 0.02
-    with rewritten(getattr(Walk, method), right, wrong):
-        assert most_wrong(held_by_blocks, BLOCKS) > 0.025
+    notices(held_by_blocks, BLOCKS, (getattr(Walk, method), right, wrong), 0.02, 0.025)
 
 
 @pytest.mark.slow
@@ -380,9 +384,7 @@ def pipelines_run_dry():
 @pytest.mark.mutant
 @pytest.mark.parametrize("what", OF_PIPELINES)
 def test_mutant_that_leaves_out_a_part_of_a_pipeline_s_memory(pipelines_run_dry, what):
-    assert most_wrong(pipelines_run_dry, PIPELINES) < 0.007
-    with rewritten(*OF_PIPELINES[what]):
-        assert most_wrong(pipelines_run_dry, PIPELINES) > 0.009
+    notices(pipelines_run_dry, PIPELINES, OF_PIPELINES[what], 0.007, 0.009)
 
 
 @pytest.fixture(scope="module")
@@ -394,9 +396,7 @@ def sharded_pipelines_run_dry():
 @pytest.mark.parametrize("what", OF_SHARDED)
 def test_mutant_that_forgets_a_sum_under_way_beside_a_pipeline(sharded_pipelines_run_dry, what):
     """The last stage of four held 12 % more than was said: a block's gradients, while the next loss is computed."""
-    assert most_wrong(sharded_pipelines_run_dry, SHARDED_PIPELINES) < 0.02
-    with rewritten(*OF_SHARDED[what]):
-        assert most_wrong(sharded_pipelines_run_dry, SHARDED_PIPELINES) > 0.023
+    notices(sharded_pipelines_run_dry, SHARDED_PIPELINES, OF_SHARDED[what], 0.02, 0.023)
 
 
 ROWS_WEIGH = {"every": 1, "capacity": None}  # more than weights, and none is dropped
@@ -458,10 +458,7 @@ def mixtures_run_dry():
 @pytest.mark.mutant
 @pytest.mark.parametrize("what", OF_MIXTURES)
 def test_mutant_that_leaves_out_a_part_of_a_mixture(mixtures_run_dry, what):
-    function, right, wrong = OF_MIXTURES[what]
-    assert most_wrong(*mixtures_run_dry) < 0.005
-    with rewritten(function, right, wrong):
-        assert most_wrong(*mixtures_run_dry) > 0.009
+    notices(*mixtures_run_dry, OF_MIXTURES[what], 0.005, 0.009)
 
 
 @pytest.mark.slow
