@@ -19,7 +19,7 @@ import tiers
 ROOT = tiers.ROOT
 BIN = ROOT / ".venv/bin"
 PYTEST = [str(BIN / "python"), "-m", "pytest"]
-TWO = ["-n", "2", "--dist", "loadfile"]  # workers, each with whole files
+WORKERS = ["-n", "3", "--dist", "loadfile"]  # each with whole files; of three on two cores one may wait
 TOLD, TOO_MUCH = 1.5, 3.0  # times the budget
 
 # Over gloo, which carries every run on several machines: all calls, all faults, of each strategy one plan and each
@@ -63,19 +63,19 @@ def lint() -> int:
 
 def tests() -> int:
     """Everything that is no notebook and needs no browser: unit tests, live ranks, faults, mutants."""
-    return pytest(*(tiers.tests_of_lesson(LESSON) if LESSON else ["tests"]), *TWO, marks="not browser")
+    return pytest(*(tiers.tests_of_lesson(LESSON) if LESSON else ["tests"]), *WORKERS, marks="not browser")
 
 
 def quick() -> int:
     """Before a commit: what starts no ranks, and one live test a strategy."""
     one = pytest("tests/equivalence/test_equal.py", "-k", "each", marks="live")
-    return max(pytest("tests", *TWO, marks="not live and not mutant and not browser"), one)
+    return max(pytest("tests", *WORKERS, marks="not live and not mutant and not browser"), one)
 
 
 def gloo() -> int:
     """The other transport."""
     names = GLOO + (GLOO_SLOW if SLOW else ())
-    return pytest(*files(names), *TWO, marks="live and not mutant", GPT2LAB_BACKEND="gloo")
+    return pytest(*files(names), *WORKERS, marks="live and not mutant", GPT2LAB_BACKEND="gloo")
 
 
 def lessons() -> int:
@@ -91,11 +91,11 @@ def lessons() -> int:
         write = [str(BIN / "python"), "tests/run_all.py", folder, *chosen]
         status = subprocess.run(write, cwd=ROOT).returncode
         written = sorted(map(str, Path(folder).glob("*.ipynb")))
-        status = status or pytest(*nbval, "--nbval", *TWO, *written, marks="not browser", **strict)
+        status = status or pytest(*nbval, "--nbval", *WORKERS, *written, marks="not browser", **strict)
     if SLOW:
         own = sorted(str(path) for n in chosen for path in (ROOT / "notebooks").glob(f"{n}_*.ipynb"))
         status = max(
-            status, pytest(*nbval, "--nbval-lax", *TWO, *own, marks="not browser", GPT2LAB_STATIC="1")
+            status, pytest(*nbval, "--nbval-lax", *WORKERS, *own, marks="not browser", GPT2LAB_STATIC="1")
         )
     return status
 
@@ -107,7 +107,7 @@ def browser() -> int:
 
 def mutants() -> int:
     """Only the planted bugs."""
-    return pytest("tests", *TWO, marks="mutant and not browser")
+    return pytest("tests", *WORKERS, marks="mutant and not browser")
 
 
 def gpu() -> int:
@@ -187,6 +187,7 @@ def main(names: list[str]) -> int:
     print(f"TODAY={os.environ['TODAY']}: {day}{f', of lesson {LESSON}' * bool(LESSON)}", flush=True)
     for name, value in {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "PYTHONHASHSEED": "0"}.items():
         os.environ.setdefault(name, value)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what hundreds of processes import is compiled once
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(ROOT / "tests"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     )
