@@ -40,7 +40,7 @@ def adamw(answer) -> None:
             p.grad = draw()
         optimizer.step()
         for i, (decay, what, _) in enumerate(both):
-            with closed("torch.optim"):
+            with closed("torch.optim", "torch._ops"):
                 states[i] = returned(
                     answer(states[i][0], theirs[i].grad, *states[i][1:], step + 1, *options.values(), decay)
                 )
@@ -89,7 +89,7 @@ def _accumulated(answer, sizes: list[int], before: int):
     w.register_hook(flowed.append)
     w.grad = torch.full_like(w, before) if before else None
     with _saved() as held:
-        answer(w, micros, rows)
+        answer(w, list(micros), rows)
     refuse(
         f"micro-batches of {sizes} rows",
         {

@@ -37,9 +37,7 @@ def _timed(answer, count: int) -> None:
     assert len(got) == count, f"{count} trials were asked for, you returned {len(got)} times"
     assert "clock" in said, "the time comes from clock(), which was never asked"
     assert 22.0 not in got and 20.0 not in got, "the first call takes 20 s: warm up, and leave that call out"
-    assert said.count("call") > count, (
-        "the first of your calls is not one to count: call once more, as warm-up"
-    )
+    assert said.count("call") > count, "the first call is not one to count: call once more, as warm-up"
     assert not any(t >= 6 for t in got), "the 5 s of waiting in the barrier are among your times"
     assert "barrier" in said, "without a barrier a trial contains the wait for ranks that come late"
     want = true[-count:]
@@ -56,11 +54,12 @@ def _timed(answer, count: int) -> None:
         "the work of the warm-up is still going on in the first trial: synchronise after it too"
     )
     close(got, want, "the time of each call and 2 s until its work is done")
-    first = said.index("clock")
-    assert "barrier" in said[:first], "the barrier belongs before the clock starts"
     calls = [place for place, what in enumerate(said) if what == "call"][-count - 1 :]
-    apart = [a for a, b in pairwise(calls) if "barrier" not in said[a:b]]
+    trials = [said[a:b] for a, b in pairwise(calls)]
+    apart = [one for one in trials if "barrier" not in one]
     assert not apart, "ranks drift apart again: a barrier before *every* trial"
+    late = [one for one in trials if "clock" not in one[one.index("barrier") :]]
+    assert not late, "the barrier belongs before the clock starts"
 
 
 def _worked(*spans: tuple[int, float, float]) -> tuple[list[SimpleNamespace]]:
