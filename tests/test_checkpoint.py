@@ -180,7 +180,7 @@ def test_every_plan_reads_exactly_what_every_plan_has_written(reader, more, pool
 def test_every_model_goes_on_on_its_own_plan_bit_for_bit_and_on_others(router, optimizer, pools, tmp_path):
     whole = optimizer == "muon"  # Muon needs whole matrices
     if router:
-        config = Composition("", router=router).config
+        config = replace(Composition("", router=router).config, n_layer=3)
         plans = ("serial", "dp=2,ep=2", "dp=2,ep=2,tp=2" if whole else "dp=2,ep=2,zero=3", "pp=2")
     else:
         config = CONFIG
