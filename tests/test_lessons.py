@@ -260,6 +260,33 @@ def test_every_lesson_has_something_to_vary(lesson):
     assert any("explore(" in cell.text for cell in lesson.cells if cell.kind == "code")
 
 
+# ---- a prediction needs its question
+
+
+def unasked(lesson) -> list[str]:
+    """The predictions without a `**Predict` in the text since the code cell before them."""
+    found, told = [], ""
+    for cell in lesson.cells:
+        if cell.kind == "markdown":
+            told += cell.text
+        elif "wrong" not in cell.tags:
+            found += re.findall(r'check\("(predict: [^"]+)"', cell.text) if "**Predict" not in told else []
+            told = ""
+    return found
+
+
+@pytest.mark.parametrize("lesson", lessons(NOTEBOOKS), ids=lambda lesson: lesson.name)
+def test_every_prediction_has_its_question_above_it(lesson):
+    assert unasked(lesson) == []
+
+
+def test_a_prediction_without_a_question_is_found(tmp_path):
+    path = tmp_path / "src" / "07_small.py"
+    path.parent.mkdir()
+    path.write_text(SOURCE.replace('check("one"', 'check("predict: one"'))
+    assert unasked(read_lesson(path)) == ["predict: one"]
+
+
 # ---- how long a lesson may be
 
 LIMITS = {"words": 1_800, "code": 350, "shown": 40}

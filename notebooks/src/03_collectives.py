@@ -1,13 +1,12 @@
 # %% [markdown]
 # # 03 Collectives
 #
-# **The one-minute version.** Ranks share no memory, so every parallel strategy ends in messages. Nearly all of
-# them are one of seven patterns, the *collectives*: broadcast, scatter, gather, reduce, all-gather,
-# reduce-scatter, all-reduce. They come in pairs, each the other's transpose: gradients go back the way that
-# numbers came. The bytes that each needs are known exactly before it runs, and its time nearly: small tensors
-# want an algorithm of few rounds (a *tree*, recursive doubling), large ones an algorithm of few bytes (a *ring*,
-# halving and doubling). And when two ranks disagree about which call comes next, they wait for ever, unless
-# somebody tells them.
+# **The one-minute version.** Ranks share no memory, so every parallel strategy ends in messages. Nearly all of them
+# are one of seven patterns, the *collectives*: broadcast, scatter, gather, reduce, all-gather, reduce-scatter,
+# all-reduce. Six come in pairs, each the other's transpose: gradients go back the way that numbers came. The bytes
+# that each needs are known exactly before it runs, and its time nearly: small tensors want an algorithm of few rounds
+# (a *tree*, recursive doubling), large ones an algorithm of few bytes (a *ring*, halving and doubling). And when two
+# ranks disagree about which call comes next, they wait for ever, unless somebody tells them.
 
 # %% tags=["setup"]
 import torch
@@ -99,9 +98,9 @@ others = [name for name in held[0] if name not in ("before", "all-to-all")]
 explore(picture, "counted", CAPTION, ALT, collective=["all-to-all", *others])
 
 # %% [markdown]
-# The names follow a rule. *Reduce* is any operation that may be done in any order (sum, max). Broadcast and scatter
-# start at one rank, gather and reduce end at one; *all* means that every rank is a destination. Each is a line of
-# NumPy; against those, on 1 to 4 live ranks, from every root, with uneven sizes:
+# *Reduce* is any operation that may be done in any order (sum, max). Broadcast and scatter start at one rank, gather
+# and reduce end at one; *all* means that every rank is a destination. Each is a line of NumPy, with which 1 to 4 live
+# ranks are compared, from every root, with uneven sizes:
 
 
 # %%
@@ -129,11 +128,11 @@ for rank, (summed, mine, gathered) in enumerate(launch(lecture)):
     print(f"rank {rank}: all_reduce {summed}  reduce_scatter {mine}  all_gather {gathered}")
 
 # %% [markdown]
-# The last column equals the first, as in rings:
+# The last column equals the first:
 #
 # **all-reduce = reduce-scatter + all-gather.**
 #
-# It also costs the same (*computed*: each call notes what a ring sends for it):
+# It also costs the same (*computed*, for rings):
 
 
 # %%
@@ -227,7 +226,7 @@ for name, copy in {"right": comm.copy_to, "in place": CopyToInPlace.apply}.items
 # ## Every byte, before it is sent
 #
 # With a ring, each rank sends S − S/n bytes for a reduce-scatter and as many for an all-gather, so 2 (n−1)/n S for an
-# all-reduce (Patarasuk & Yuan 2009). The 2 is these two halves, not "send and receive", as the lecture says.
+# all-reduce (Patarasuk & Yuan 2009). The 2 is these two halves; the lecture takes it for "send and receive".
 #
 # **Predict first.** An all-reduce of 1,000,000 float32 numbers on 4 ranks: how many bytes does each rank send?
 
@@ -291,10 +290,10 @@ def bytes_sent():
 # %% [markdown]
 # ### Bandwidth, of which size?
 #
-# **Bandwidth** is where people slip. *Algorithm bandwidth* is S/t. *Bus bandwidth* (nccl-tests) multiplies by what
-# must cross the wires, so that it compares with the hardware: 2(n−1)/n for all-reduce, (n−1)/n for
-# reduce-scatter and all-gather, of the **whole** array S. The lecture takes the *output* of the reduce-scatter for S,
-# which is n times too small. A live reduce-scatter put through both formulas, and the lecture's record:
+# *Algorithm bandwidth* is S/t. *Bus bandwidth* (nccl-tests) multiplies by what must cross the wires, so that it
+# compares with the hardware: 2(n−1)/n for all-reduce, (n−1)/n for reduce-scatter and all-gather, of the **whole**
+# array S. The lecture takes the *output* of the reduce-scatter for S, which is n times too small. Both formulas for a
+# live reduce-scatter (its time cancels), and the lecture's record:
 
 
 # %%
@@ -316,8 +315,8 @@ table(
 )
 
 # %% [markdown]
-# *From the lecture's record:* after the correction, 264 GiB/s<!--above--> and 332 GiB/s<!--above-->, reduce-scatter
-# reaches as much as all-reduce.
+# *From the lecture's record:* corrected, reduce-scatter reaches on 4 GPUs what all-reduce does, 332 GiB/s<!--above-->;
+# on 2, with 264 GiB/s<!--above-->, a sixth less.
 #
 # ## A ring by hand
 #
@@ -361,7 +360,7 @@ for rank, (mine, packaged, sent, formula) in enumerate(launch(compare)):
     )
 
 # %% [markdown]
-# Ten numbers do not divide by four, so ranks differ by who owns the larger chunks.
+# Ten numbers do not divide by four, so it matters with which chunk a rank ends: mine with r + 1, the library's with r.
 #
 # **Predict:** how many messages does each rank send in a ring all-reduce on 5 ranks?
 
@@ -424,7 +423,7 @@ def messages_sent():
 
 # %% [markdown]
 # The ring step by step on four live ranks, each message *paced* to 30 ms. Under a rank, `2: 013` is chunk 2, so far
-# the sum of ranks 0, 1 and 3. In which step is the first chunk complete, and on which rank?
+# the sum of ranks 0, 1 and 3. In which step are the first chunks complete, and which on which rank?
 
 # %% tags=["measured"]
 play(
@@ -460,10 +459,9 @@ rows = [(name, all(same), max(size), max(messages)) for name, (same, size, messa
 table(rows, ["algorithm", "right", "bytes of the busiest rank", "messages of the busiest rank"])
 
 # %% [markdown]
-# A *tree* adds up
-# towards rank 0 and hands out; the *double tree* sends each half of the tensor in four pieces through a tree of its
-# own. *Recursive doubling* exchanges everything with partners at distance 1, 2, 4; *Rabenseifner* halves what it
-# exchanges each time; *hierarchical* works inside nodes first. The shortest:
+# *Naive* goes through rank 0. A *tree* adds up towards rank 0 and hands out; the *double tree* sends each half of the
+# tensor in four pieces through a tree of its own. *Recursive doubling* exchanges everything with partners at distance
+# 1, 2, 4; *Rabenseifner* halves what it exchanges each time; *hierarchical* works inside nodes first. The shortest:
 
 # %%
 show_source(ALL_REDUCE["recursive doubling"].all_reduce)
@@ -582,8 +580,9 @@ for m in models:
     print(f"{m['what']}, {m['ranks']} ranks: {m['fit']}; unseen sizes within a factor {off:.2f}")
 
 # %% [markdown]
-# α is mostly Python and wake-ups, so it does not travel: on a cluster, measure there, with `gpt2lab bench
-# collectives`.
+# α is mostly Python and wake-ups: on a cluster, measure there, with `gpt2lab bench collectives`.
+#
+# **Predict:** how many seconds does a ring all-reduce of 100 kB take on 4 ranks, over links of 50 ms and 1 MB/s?
 
 
 # %% tags=["exercise", "measured"]
@@ -663,9 +662,9 @@ print("hierarchical is faster:", slowest["hierarchical"] < slowest["ring"])
 # %% [markdown]
 # ## The deadlock lab
 #
-# Ranks of one axis must make the same calls, in the same order, with shapes that fit. In plain PyTorch mistakes end
-# in wrong numbers, an abort without a traceback, or 30 minutes of silence. Ranks of ours write what they do on a
-# *board* in shared memory, and read their peers' entries before any data moves.
+# Ranks of one axis must make the same calls, in the same order, with shapes that fit. In plain PyTorch mistakes end in
+# wrong numbers, an abort without a traceback, or 30 minutes of silence (10 with NCCL). Ranks of ours write what they
+# do on a *board* in shared memory, and read their peers' entries before any data moves.
 
 
 # %%
@@ -732,8 +731,7 @@ for fn, ranks, timeout in ((both_send_first, 2, 60), (three_receive_first, 3, 60
                 print("  ", line.strip())
 
 # %% [markdown]
-# The cure for the first: start the send (`isend`), receive, then wait for the send. That is what `step` in the ring
-# does.
+# The cure for the first: start the send (`isend`), receive, then wait for the send, as `step` in the ring does.
 
 # %% [markdown]
 # ## Exercises
@@ -943,8 +941,8 @@ def ring_all_reduce(x, wire):
 
 
 # %% [markdown]
-# **2.** Broadcast rank 0's tensor by a tree: n−1 messages in ⌈log₂ n⌉ rounds, so whoever has the tensor sends in
-# every round. (Return the tensor; x of the others only says its shape.)
+# **2.** Broadcast rank 0's tensor by a tree: n−1 messages in ⌈log₂ n⌉ rounds, so whoever has the tensor sends in every
+# round, while a rank lacks it. (Return the tensor; x of the others only says its shape.)
 
 
 # %% tags=["exercise"]
@@ -1252,9 +1250,9 @@ def bus_bandwidth(n, out, t):
 
 
 # %% [markdown]
-# **5. A puzzle with a score.** Rank 0 of eight has four chunks that all want. In a round a rank sends one chunk
-# to one rank and receives one at the same time; it sends only what it held before the round. Fewest rounds win. A
-# tree for one chunk after the other takes 12, a chain 10; at most 7 pass. Then eight live ranks do it.
+# **5. A puzzle with a score.** Rank 0 of eight has four chunks that all want. In a round a rank sends one chunk to one
+# rank and receives one at the same time; it sends only what it held before the round. Fewest rounds win. A tree for
+# one chunk after the other takes 12, a chain 10; at most 7 pass.
 
 
 # %% tags=["exercise"]
@@ -1374,8 +1372,7 @@ show(
 )
 
 # %% [markdown]
-# The left ends are latency, the right ends bandwidth: for small tensors shared memory saves system calls and threads,
-# for large ones copies. It ends at the machine's edge; gloo, MPI and NCCL go beyond.
+# For small tensors shared memory saves system calls and threads, for large ones copies.
 #
 # Why compare bits? JAX's reduce-scatter over gloo gave wrong values on one rank and no error; suspected: a buffer
 # overwritten while it is sent ([jax#40830](https://github.com/jax-ml/jax/issues/40830)). PyTorch's gloo misreads
@@ -1417,9 +1414,9 @@ with Ranks(2) as one, Ranks(2) as other:  # two jobs at the same time
 # %% [markdown]
 # ## Appendix: what people do today
 #
-# Float addition depends on the order: (a + b) + c is not a + (b + c). Ranks of a call agree; algorithms,
-# and numbers of ranks, do not. [Fixed blocks, added as one tree](https://arxiv.org/abs/2511.17826) (Zhang 2025) within
-# and between ranks, do:
+# Float addition depends on the order: (a + b) + c is not a + (b + c). All ranks of a call get the same bits; another
+# algorithm, or number of ranks, gives others. [Fixed blocks, added as one tree](https://arxiv.org/abs/2511.17826)
+# (Zhang 2025) within and between ranks, give the same:
 
 # %%
 rows = [(name, f"{share:.0%}", agree) for name, share, agree in order.differing(launch(order.sums, 100_000))]

@@ -4,7 +4,7 @@
 # **The one-minute version.** Copy the model to every rank, give each rank other rows of the batch, and *sum* the
 # gradients before the update. Then all replicas make the same step and stay the same. The art is in the sum: every
 # rank sends 2(n - 1)/n times the bytes of the model, at every step, so it should travel in large pieces, and while
-# backward still computes. Whether backward can hide it depends on one number, the tokens of a rank.
+# backward still computes. Whether backward can hide it depends on machine and tokens of a rank.
 
 # %% tags=["setup"]
 from functools import partial
@@ -140,12 +140,11 @@ table(rows, ["bug", "sum of losses", "replicas", "weights against serial"])
 
 # %% [markdown]
 # - *no zero_grad*: old gradients stay and add up. Replicas agree, so comparing them says nothing.
-# - *mean of means*: each rank divides by its own tokens. Eight rows on four ranks would be *exactly right*; seven
-#   show it. Transformers did so over micro-batches
-#   ([#34191](https://github.com/huggingface/transformers/pull/34191)) and ranks
-#   ([#34242](https://github.com/huggingface/transformers/issues/34242)), Megatron-LM where masks are uneven
-#   ([#7513](https://github.com/NVIDIA/Megatron-LM/pull/7513)). Dividing by all tokens *and* ranks is as wrong
-#   ([#40610](https://github.com/huggingface/transformers/pull/40610)).
+# - *mean of means*: each rank divides by its own tokens. Eight rows on four ranks would be *exactly right*; seven show
+#   it. Transformers did so over micro-batches ([#34191](https://github.com/huggingface/transformers/pull/34191)) and
+#   ranks ([#34242](https://github.com/huggingface/transformers/issues/34242)), Megatron-LM over cut sequences,
+#   unevenly masked ([#7513](https://github.com/NVIDIA/Megatron-LM/pull/7513)). Dividing by all tokens *and* ranks is
+#   as wrong ([#40610](https://github.com/huggingface/transformers/pull/40610)).
 # - *weights averaged* after each update, no gradient sent. For SGD wrong by a factor, for Adam another algorithm.
 # - *lost rows*: `rows // ranks` for everybody. Three of seven rows are never seen, of ten two:
 
@@ -165,8 +164,8 @@ show(
 # %% [markdown]
 # ### The lecture's forgotten `zero_grad`
 #
-# The lecture trains four layers, x W and gelu, 1024 wide, on 128 rows, and never clears its gradients, so its
-# recorded losses *rise* at the end. (Its data had no seed: first digits differ.)
+# The lecture trains four layers, x W and gelu, 1024 wide, on 128 rows, and never clears its gradients, so its recorded
+# losses *rise* at the end. (Its data had no seed: last digits differ.)
 
 # %%
 printed = [0.0130, 0.0032, 0.0021, 0.0023, 0.0024]
@@ -214,8 +213,8 @@ for text in ("dp=4", "dp=4,zero=3", "tp=2", "pp=2", "dp=2,tp=2,zero=3"):
 # %% [markdown]
 # ### Adam hides it
 #
-# Suppose gradients are *averaged* where they should be summed, or summed twice: wrong by a factor, here 8. SGD's
-# steps are then too long to learn anything.
+# Suppose gradients are summed twice, or where an *average* is meant: too large by a factor, here 8. SGD's steps are
+# then too long to learn anything.
 
 # %%
 pairs = {}
@@ -256,7 +255,7 @@ show(
     "computed",
     "gradient messages of GPT-2 124M: one a tensor, and gathered in buckets of 25 MB. The largest is final last: "
     "nothing is left to hide it behind.",
-    "Bars of message sizes on a log scale: 148 of very different size on the left, 17 of similar size on the right",
+    "Bars of message sizes on a log scale: 148 of very different size on the left, 17 on the right, one above the rest",
 )
 
 # %% [markdown]
@@ -339,8 +338,8 @@ rows = [(*how, f"{1e3 * model[how]:.0f} ms", f"{1e3 * took:.0f} ms") for how, (t
 table(rows, ["layers a bucket", "overlap", "predicted", "seen (paced)"])
 
 # %% [markdown]
-# Processes wake up a little late, hence the difference. Step by step: a rank holds its own
-# gradient `g7`, then the sum `s7`. From which step on does the link never rest?
+# Processes wake up late, hence the difference. Step by step: a rank holds its own gradient `g7`, then the sum `s7`.
+# When does the link rest, and why?
 
 # %% tags=["measured"]
 play(
@@ -469,10 +468,10 @@ print("DDP has the serial gradients:", [replicas.distance(g, right) < 1e-12 for 
 #
 # (A second sitting may begin here.)
 #
-# Before all-reduce there were *servers*: ranks push gradients to the server of a weight and pull the new weight
-# back. A server that waits for all (*bulk synchronous*) computes the same. But with P bytes of gradients one
-# server sends (n-1) P, while a ring sends 2(n-1)/n P everywhere. With the weights ("keys") shared out over all
-# ranks, servers reach the ring's bytes: already ZeRO's idea.
+# Before all-reduce there were *servers*: ranks push gradients to the server of a weight and pull the new weight back.
+# A server that waits for all (*bulk synchronous*) computes the same. But with S bytes of gradients one server sends
+# (n-1) S, while a ring sends 2(n-1)/n S everywhere. With the weights ("keys") shared out over all ranks, servers reach
+# the ring's bytes: already ZeRO's idea.
 
 # %%
 print(verify("dp=4,data=server", ranks=four), verify("dp=4,data=servers", ranks=four), sep="\n")
@@ -487,7 +486,7 @@ show(
     plots.busiest(dict(zip(counted, ([n - 1 for n in ns], ring, ring), strict=True)), ns, counted),
     "computed",
     "bytes sent by the busiest rank; lines are formulas, marks what the calls of four live ranks account for.",
-    "A rising line for one server, two flat coinciding ones below 2 for shared keys and all-reduce",
+    "A rising line for one server, two that coincide and stay below 2 for shared keys and all-reduce",
 )
 
 # %% [markdown]
@@ -709,9 +708,9 @@ def parallel_step(model, optimizer, mine, total, axis):
 
 
 # %% [markdown]
-# **2.** Write two methods of the bucketed reducer. `ready(name, grad)` is called when a gradient is final: collect
-# it, and send the bucket as soon as it holds `full` elements or more. `all_reduce(flat)` returns at once; `.wait()`
-# on what it returns gives the sum. `finish()` sends the rest, returns the sums by name, each in its shape, and is
+# **2.** Write two methods of the bucketed reducer. `ready(name, grad)` is called when a gradient is final: collect it,
+# and send the bucket as soon as it holds `full` elements or more. `all_reduce(flat)` returns at once; `.wait()` on
+# what it returns gives the sum. `finish()` sends the rest, returns a dict of sums by name, each in its shape, and is
 # ready for the next step. Autograd's hooks on two live ranks will call yours.
 
 
@@ -1171,8 +1170,9 @@ def group_gradients(ready, sizes, latency, rate):
 # %% [markdown]
 # ## Appendix: what people do today
 #
-# A gradient in few bits with a scale a block, or as two thin factors ([PowerSGD](https://arxiv.org/abs/1905.13727)).
-# *Error feedback* (Seide 2014) adds to the next gradient what a message left out. **Predict**: which way needs it?
+# A gradient may travel in few bits with a scale a block, or as two thin factors
+# ([PowerSGD](https://arxiv.org/abs/1905.13727)). *Error feedback* (Seide 2014) adds to the next gradient what a
+# message left out. **Predict**: which way needs it?
 
 # %%
 g = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float32)

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # 05 ZeRO
 #
-# **The one-minute version.** In data parallelism every rank holds the same weights, gradients and optimizer
-# state: n copies of one thing. ZeRO keeps the *work* of data parallelism and shares out what is *held*. Stage 1:
-# each rank keeps the optimizer state of one n-th of the weights. Stage 2: of the gradients too. Stage 3: of the
-# weights too, which are gathered block by block when needed. The trick is a ring's: an all-reduce is a
-# reduce-scatter followed by an all-gather, and ZeRO puts the update *between* the two. So stages 1 and 2 send
-# what data parallelism sends (stage 2 more with several micro-batches), stage 3 half as much again.
+# **The one-minute version.** In data parallelism every rank holds the same weights, gradients and optimizer state: n
+# copies of one thing. ZeRO keeps the *work* of data parallelism and shares out what is *held*. Stage 1: each rank
+# keeps the optimizer state of one n-th of the weights. Stage 2: of the gradients too. Stage 3: of the weights too,
+# which are gathered block by block when needed. The trick is a ring's: an all-reduce is a reduce-scatter followed by
+# an all-gather, and ZeRO puts the update *between* the two. So stages 1 and 2 send what data parallelism sends, stage
+# 3 half as much again (with several micro-batches 2 and 3 send more).
 #
 
 # %% tags=["setup"]
@@ -78,8 +78,8 @@ explore(
 # %% [markdown]
 # Stage 1 alone brings 120.0 GB<!--above--> down to 31.4 GB<!--above-->. Real memory holds more than the paper's three
 # parts: activations of 2,048 tokens (here only each block's input is kept), logits, and in stage 3 a whole block or
-# two. Our plans book otherwise: the master copy counts as weights (2 + 4 bytes), moments are 8, and gradients at
-# the fullest moment 4. GPT-2 stretched to 7 and to 70 billion parameters, on 64 ranks:
+# two. Our plans book otherwise: the master copy counts as weights (2 + 4 bytes), moments are 8, and gradients 2 (in
+# replicas 4, as sums in float32). GPT-2 stretched to 7 and to 70 billion parameters, on 64 ranks:
 
 # %%
 large = mixed_precision.memory_by_part({"7 billion": (34, 4096), "70 billion": (86, 8192)}, ranks=64)
@@ -156,8 +156,8 @@ padding = (f"{sum(-s % n for s in sizes.values())} on {n} ranks" for n in (3, 5,
 print("elements of padding:", ", ".join(padding))
 
 # %% [markdown]
-# May an optimizer be cut at all? AdamW may: what it does to a weight depends on that weight's gradients alone, and
-# on whether it decays. The same *bits*:
+# May an optimizer be cut at all? AdamW may: what it does to a weight depends on that weight, its gradients, and on
+# whether it decays. The same *bits*:
 
 # %%
 for decay in (0.0, 0.01):  # on 1003 weights, cut into n shards
@@ -171,8 +171,7 @@ print("float32, fused: equal to 1e-6:", torch.allclose(*float32, rtol=0, atol=1e
 #
 # ## The three stages by hand
 #
-# A part of the model gathers its weights, frees them, sums its gradients, and notices when they are complete. Lesson
-# 04's all-reduce has come apart; the update stands between the halves.
+# A part of the model gathers its weights, frees them, sums its gradients, and notices when they are complete.
 
 
 # %%
@@ -298,12 +297,12 @@ again, refilled = (
 )
 table(
     [("block runs again", *again[:3]), ("storage refilled", *refilled[:3])],
-    ["stage 3", "forwards of 8 blocks", "bytes sent", "bytes behind the blocks' weights"],
+    ["stage 3", "forwards of 8 blocks", "bytes sent", "after forward, bytes behind the blocks' weights"],
 )
 print("the same gradients, bit for bit:", all(map(torch.equal, again[3], refilled[3])))
 
 # %% [markdown]
-# PyTorch's `fully_shard` averages over ranks, this package sums: hence the factor.
+# PyTorch's `fully_shard` averages, this package sums: hence the factor.
 
 
 # %%
@@ -349,7 +348,7 @@ print(*(f"{what}: {true}" for what, true in said.items()), sep="\n")
 # Its own 4<!--above--> and one: each block comes twice, and goes before the next one comes. Prefetch buys time with
 # room for one more, 6<!--above-->. The tied embedding stays until its second use, as the head.
 #
-# Four blocks, recorded; step with the arrow keys. What does a rank hold while `F1` runs, and what is on its way?
+# Four blocks, recorded. What does a rank hold while `F1` runs, and what is on its way?
 
 # %% tags=["measured"]
 play(
@@ -414,7 +413,7 @@ show(
 # A block of P weights and t tokens a rank: forward computes 2 P t / F seconds at F operations a second; the next
 # block's gather takes (n-1)/n P b / W seconds at W bytes a second and b bytes a number. Prefetch hides the smaller of
 # the two, so a rank computes all the time from $t=\frac{n-1}{n}\,\frac{bF}{2W}$ on; P has gone. Backward has twice the
-# computing and twice the messages (a gather and a reduce-scatter): the same t.
+# computing and twice the messages (a gather and a reduce-scatter): the same t, or less where blocks run again.
 
 # %%
 laptop = thresholds.laptop(60e9, 4e9)  # round numbers of the order that lessons 02 and 03 measure
@@ -524,12 +523,12 @@ show(
 # %% [markdown]
 # ## Which stage?
 #
-# Stage 1 costs no traffic, stage 2 only with accumulation; stage 3 sends half as much again. None of them
-# touches **activations**, which depend on a rank's rows; recomputation, tensor and context parallelism do.
+# Stage 1 sends what replicas send. With k micro-batches stage 2 sends (k+1)/2 times as much, stage 3 up to 3k/2 times.
+# None of them touches **activations**, which depend on a rank's rows; recomputation, tensor and context parallelism
+# do.
 #
-# To a compiler ZeRO rewrites one small graph, the update: where it alone reads a sum,
-# *all-reduce, update everything* becomes *reduce-scatter, update a shard, all-gather*. Same bytes, one n-th of the
-# state.
+# To a compiler ZeRO rewrites one small graph, the update: where it alone reads a sum, *all-reduce, update everything*
+# becomes *reduce-scatter, update a shard, all-gather*.
 
 # %%
 show_source(rewrite.rewrite)
@@ -805,7 +804,7 @@ class Gathered(torch.autograd.Function):
 check("gathered twice", exercises.linear, lambda *given: Gathered.apply(*given))
 
 # %% [markdown] tags=["hint"]
-# What may `ctx` keep? Only what is small: the input, the shard, and two numbers of bookkeeping.
+# What may `ctx` keep? Only what is small: the input, the shard, the shape and the axis.
 
 # %% [markdown] tags=["hint"]
 # For y = x Wᵀ the gradients are dx = dy W and dW = dyᵀ x. dW is whole and flat; pad it like the shard before it is
@@ -962,8 +961,8 @@ class Gathered(torch.autograd.Function):
 
 
 # %% [markdown]
-# **4.** Bytes that a rank holds in stages 0 to 3, with 2-byte weights and gradients and 12 bytes of optimizer a
-# parameter?
+# **4.** How many bytes does a rank hold in stages 0 to 3, with 2-byte weights and gradients and 12 bytes of optimizer
+# a parameter?
 
 
 # %% tags=["exercise"]
@@ -1042,8 +1041,8 @@ def bytes_held(parameters, ranks, stage):
 # **5. A puzzle: the order of the link.** Five blocks, one link, room for 5 units of whole weights. Block i takes some
 # room, and as much time to gather (`Gi`) and to sum its gradient (`Ri`); a backward takes two forwards. A rank
 # computes F0 ... F4, B4 ... B0 as soon as weights are there. A block gathered twice is dropped after its forward, one
-# gathered once stays until its backward is over. The link works in your order; a gather waits for room. Without
-# prefetch a step takes 50, with it 35; at most 33 pass.
+# gathered once stays until its backward is over. The link works in your order; a gather waits for room. A step takes
+# 50 if each sum goes before the next gather, 35 if after; at most 33 pass.
 
 
 # %% tags=["exercise"]
@@ -1157,8 +1156,8 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# Under tensor parallelism a layer's four products cost 40 C² (n-1)/n numbers. Gathering its 12 C² would send less, but
-# every rank would compute all of it.
+# Under tensor parallelism a layer's four matrices, five sums of C² each, cost 40 C² (n-1)/n numbers. Gathering its 12
+# C² would send less, but every rank would compute all of it.
 #
 # **Exercise.** The same by *rows*, without gathering?
 

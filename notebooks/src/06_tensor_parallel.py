@@ -174,7 +174,7 @@ show(
     plots.layer(),
     "drawing",
     "one layer on two ranks, with the shape that a rank has after each part, a partial sum before g; the words under f "
-    "and g say what is sent forward and, below, backward.",
+    "and g say what is sent forward and, below, backward. The lower strip is sequence parallelism (further down).",
     "Two strips of boxes from layer norm to residual sum; between f and g the boxes are split among two ranks",
 )
 
@@ -597,9 +597,9 @@ table(rows, [*header, "8 ranks at C = 2048: times faster"])
 print("GPUs:", inside.source)
 
 # %% [markdown]
-# Past it a rank sends longer than it computes, and gains less and less. At C = 2048, 8 ranks inside a
-# machine are 4<!--above--> times as fast as one; on the links between machines they are slower. So tensor
-# parallelism stays inside.
+# Past it a rank sends longer than it computes, and gains less and less. At C = 2048, 8 ranks inside a machine are
+# 4<!--above--> times as fast as one; on the links between machines they are slower. So tensor parallelism stays
+# inside. (The laptop's row: cores and a link for each rank.)
 
 
 # %%
@@ -924,9 +924,9 @@ class MyF(torch.autograd.Function):
 
 
 # %% [markdown]
-# **3.** A GPT-2 block's attention, on live ranks with six heads. Every rank holds the whole `attn`: take your
-# rows of `attn.c_attn` (3 C x C) and your columns of `attn.c_proj`. `comm.copy_to` and `comm.reduce_from` are f and
-# g. Bytes and operations are counted.
+# **3.** A GPT-2 block's attention, on two and on three live ranks. Every rank holds the whole `attn`: take your rows
+# of `attn.c_attn` (3 C x C) and your columns of `attn.c_proj`. `comm.copy_to` and `comm.reduce_from` are f and g.
+# Bytes and operations are counted.
 
 
 # %% tags=["exercise"]
@@ -1188,8 +1188,8 @@ def my_loss(logits, targets, first, axis):
 # ### Types
 #
 # A letter for each tensor and axis: R is alike, used differently by each rank; I alike, used alike; V varying; P a
-# term of a sum. f is I -> R, g is P -> I; I mixes with nothing, P only in sums. One process, without ranks or numbers,
-# checks a plan's forward and last sums
+# term of a sum. f is I -> R, g is P -> I; an I goes only with I, a P only through linear operations. One process,
+# without ranks or numbers, checks a plan's forward and last sums
 # ([spmd_types](https://github.com/meta-pytorch/spmd_types/blob/main/DESIGN.md)):
 
 # %%
@@ -1341,8 +1341,8 @@ table(rows, ["backward", "output equals serial", "dW1 / serial", "dW2 / serial",
 print("by formula, (n-1)/n of all gathered numbers:", (2 - 1) * 6 * (8 + 6) * 8 // 2)
 
 # %% [markdown]
-# **5.** Columns gathered, and their backward, with the seed 1/n on every rank. `y` (B, D/n) holds this rank's columns.
-# (`comm.all_gather(y, axis, 1)` works along dim 1.)
+# **5.** Columns gathered, and their backward, where every rank's loss asks for 1/n. `y` (B, D/n) holds this rank's
+# columns. (`comm.all_gather(y, axis, 1)` works along dim 1.)
 
 
 # %% tags=["exercise"]
@@ -1464,8 +1464,8 @@ class MyGather(torch.autograd.Function):
 # %% [markdown]
 # **6. A puzzle: AlexNet on 8 ranks.** Cut each layer by "batch" (and sum its gradients), "columns" (needs whole
 # inputs, leaves features) or "rows" (needs features, leaves partial sums). Between layers activations change hands,
-# forward and backward, by the table. The first input costs nothing; the last output is wanted by images. At most
-# 45 MB pass.
+# forward and backward, by the table. The first input costs nothing; the last output is wanted by images. At most 45 MB
+# of float32 pass, for 128 images.
 
 
 # %% tags=["exercise"]
@@ -1523,12 +1523,13 @@ def my_cuts():
 #
 # 1. Which parameters are replicated under tensor parallelism, and how does their gradient become the same
 #    on all ranks?
-# 2. Sequence parallelism sends the bytes of tensor parallelism in more messages: where, and when does that hurt?
+# 2. Sequence parallelism (not `lean`) sends the bytes of tensor parallelism in more calls: where, and when does that
+#    hurt?
 #
 # <details><summary>Answers</summary>
 #
 # 1. Norms, row biases, positions. Their outputs meet f on the way, and f's backward sums the ranks' parts.
-# 2. Two calls for each all-reduce, each with its latency: it hurts for short sequences and slow links.
+# 2. Two calls for each all-reduce: each has its cost, and short sums lose the algorithms of few rounds (lesson 03).
 #
 # </details>
 #
