@@ -4,11 +4,11 @@
 # **The one-minute version.** Give the first layers of GPT-2 to rank 0, the next ones to rank 1, and so on. Each
 # rank now holds only its share of the weights, and only activations travel, one (rows, tokens, width) tensor per
 # border. But while rank 1 works on a batch, rank 0 has nothing to do. So cut the batch into *micro-batches* that
-# follow each other through the ranks like cars through a factory. What stays idle at both ends is the **bubble**;
-# what decides how much memory is needed is the **order** of forwards and backwards.
+# follow each other through the ranks. The time in which a rank waits is the **bubble**; what decides how much
+# memory is needed is the **order** of forwards and backwards.
 #
 # You will write a pipeline, forward and backward, run it on live ranks in an order of your own, and find its
-# gradients equal to the serial ones **bit for bit**.
+# gradients equal to the serial ones, all but the embedding's **bit for bit**.
 
 # %% tags=["setup"]
 import time
@@ -504,7 +504,7 @@ def run_op(kind, i, s):
 # %% [markdown]
 # `isend` starts a message and goes on. The loss was divided by the *global* number of targets, so gradients of
 # micro-batches simply add up; nothing else divides. And GPT-2's embedding is **tied**: the same matrix embeds tokens on
-# rank 0 and makes logits on the last rank. Each has half of the gradient.
+# rank 0 and makes logits on the last rank. Each has a part of its gradient.
 
 
 # %%
@@ -516,7 +516,7 @@ for ranks in (two, four):
     lab.compared(found, *serial_gradients(4))
 
 # %% [markdown]
-# The gradients that are equal only to rounding are those of the embedding: its two halves meet after all
+# The gradients that are equal only to rounding are those of the embedding: its two parts meet after all
 # micro-batches rather than in each. All others are added in the same order as in one process.
 #
 # ## 1F1B: the same bubble, less memory
@@ -768,10 +768,10 @@ for name, words in (("gpipe", "GPipe, all forwards first"), ("1f1b", "1F1B")):
 #
 # (A second sitting may begin here.)
 #
-# So far a message cost nothing. Give the link a latency of 20 ms, as long as a forward takes, and a backward too, and
-# run GPipe on two ranks twice: once waiting for each message to arrive before going on (*blocking*), once as above,
-# where a send is only started and receives are posted ahead, two for each neighbour (*double buffering*). **Predict**
-# both makespans first: what does each of the six sends cost rank 0?
+# So far a message cost nothing. Let a message, a forward and a backward each take 20 ms, and run GPipe on two ranks
+# twice: once waiting for each message to arrive before going on (*blocking*), once as above, where a send is only
+# started and receives are posted ahead, two for each neighbour (*double buffering*). **Predict** both makespans first:
+# what does each of the six sends cost rank 0?
 
 
 # %%
@@ -917,7 +917,8 @@ def most_kept(order, recompute):
         if kind == "F":
             x = torch.ones(1, 16, config.n_embd, dtype=torch.float64, requires_grad=True)
             with torch.set_grad_enabled(not recompute):
-                held[i] = Kept(x), forward(x, i)
+                y = forward(x, i)
+            held[i] = Kept(x), None if recompute else y
             most = max(most, len(held))
         else:
             x, y = held.pop(i)
@@ -945,7 +946,8 @@ print(verify("pp=2,micro=3,recompute=true"))
 # %% [markdown]
 # ## What travels
 #
-# One activation and one gradient per micro-batch and border, each of b T C numbers.
+# One activation and one gradient per micro-batch and border, each of b T C numbers (the sum of the tied embedding not
+# counted).
 
 
 # %% tags=["exercise"]
@@ -1172,18 +1174,19 @@ def in_three(rank):
 # 1. Eight ranks, bubble at most 20 %: how many micro-batches?
 #    <details><summary>answer</summary>(p - 1)/(m + p - 1) <= 1/5 gives m >= 28.</details>
 # 2. Does the bubble depend on tb / tf?
-#    <details><summary>answer</summary>No: both ends are idle for (p - 1)(tf + tb), all in all.</details>
+#    <details><summary>answer</summary>No: a rank waits for (p - 1)(tf + tb) of (m + p - 1)(tf + tb).</details>
 # 3. Why does rank 0 hold the most in 1F1B?
 #    <details><summary>answer</summary>Its backward of micro-batch 0 comes last, p - 1 hops away and back.</details>
 # 4. Twice the micro-batches at the same batch size: what happens to the bytes?
-#    <details><summary>answer</summary>Nothing; only to the messages.</details>
+#    <details><summary>answer</summary>Nothing: twice as many messages, half as large.</details>
 # 5. Which gradient needs a message of its own after the last backward?
 #    <details><summary>answer</summary>That of the tied embedding.</details>
 # 6. Which is larger, the activations at a border or the weights of a layer? <details><summary>answer</summary>b T
 #    C against 12 C^2: the weights, as long as a micro-batch has fewer than 12 C tokens. But a step sends every
 #    micro-batch, both ways: 2 B T C numbers a border. With half a million tokens and C = 768 that is 805 million,
-#    more than an all-reduce of all of GPT-2 (2 x 124 million), or than ZeRO-3, which sends weights instead (3 x 124
-#    million a pass). A pipeline's messages go to one neighbour and hide behind work; they are not few.</details>
+#    more than an all-reduce of all of GPT-2 (2 x 124 million), or than ZeRO-3, which sends weights and
+#    gradients (3 x 124 million a micro-batch). A pipeline's messages go to one neighbour and hide behind work; they
+#    are not few.</details>
 #
 # ## Read on
 #

@@ -7,8 +7,8 @@
 # weight gradients fill the gaps ("zero bubble"). Others cut thinner stages, fill the pipeline from both ends, or cut
 # the sequence. Each buys idle time back with something else: messages, memory or weights.
 #
-# In this lesson every schedule is drawn and timed exactly. One table compares them: live ranks fill in what they
-# held and sent, the clock of the simulator the bubbles. At the end you design your own and train with it.
+# Every schedule is drawn and timed exactly. One table compares them: live ranks fill in what they held and sent, the
+# clock of the simulator the bubbles. At the end you design your own and train with it.
 
 # %% tags=["setup"]
 import torch
@@ -36,7 +36,7 @@ from gpt2lab.verify import verify
 #
 # `2F0` is the forward of micro-batch 0 through stage 2, `2B0` its backward. That is PyTorch's own notation, and a
 # table in it can be read and written. Before a schedule runs it is **checked**: is everything there once, can it
-# finish, does it keep its promise of memory? Swap two entries and see.
+# finish, does it keep its promise of memory? Swap two entries and see. (`1I0`: the part of `1B0` that others wait for.)
 
 # %%
 one = make("1f1b", ranks=2, micros=3)
@@ -52,9 +52,8 @@ except ScheduleError as error:
 #
 # The bubble is the time in which the pipeline fills and drains, p - 1 stages long. Give every rank v thin *chunks*
 # instead of one thick stage (rank r holds stages r, r + p, ...), and filling takes thin steps: the bubble shrinks to
-# $\frac{p-1}{vm+p-1}$, if p divides m; for any other m the last round is not full. The price: every micro-batch
-# passes every rank v times, so v p - 1 borders instead of p - 1, each with its messages, and more micro-batches are
-# under way (Narayanan et al. 2021).
+# $\frac{p-1}{vm+p-1}$, if p divides m. The price: every micro-batch passes every rank v times, so v p - 1 borders
+# instead of p - 1, each with its messages, and more micro-batches are under way (Narayanan et al. 2021).
 
 # %%
 thin = simulate(make("interleaved", 4, 8, chunks=2), Cost(0.5, 0.5, 0.5))
@@ -71,13 +70,14 @@ for v in (1, 2, 4):
     t = simulate(make("interleaved", 4, 8, chunks=v), Cost(1 / v, 1 / v, 1 / v))
     messages = sum(t.schedule.messages(r) for r in range(4))
     rows.append((v, f"{t.bubble:.1%}", float(t.schedule.activations(0)), messages))
-table(rows, ["chunks", "bubble", "rank 0 holds", "messages"])
+table(rows, ["chunks", "bubble", "rank 0 holds, micro-batches", "messages"])
 
 # %% [markdown]
-# Two chunks send 112<!--above--> messages instead of 48<!--above-->. **The order.** Micro-batches go in groups of p:
-# a group passes the rank's first chunk, then the second; backwards the same from the last chunk. Rank r begins with 2
-# (p - 1 - r) + (v - 1) p forwards, then one forward and one backward in turn. Groups of p want m % p = 0. Megatron
-# refuses any other m; ours plays the next multiple and leaves the surplus out, which costs:
+# Two chunks send 112<!--above--> messages instead of 48<!--above-->. **The order.** Micro-batches go in groups of p: a
+# group passes the rank's first chunk, then the second; backwards the same from the last chunk. With v > 1, rank r
+# begins with 2 (p - 1 - r) + (v - 1) p forwards, then one forward and one backward in turn. Groups of p want
+# m % p = 0. Megatron by default refuses any other m; ours plays the next multiple and leaves the surplus out, which
+# costs:
 
 # %%
 rows = []
@@ -107,10 +107,11 @@ for m in (6, 7, 8):
 # | input gradient, I | dx = dy Wᵀ | the stage before |
 # | weight gradient, W | dW = xᵀ dy | nobody |
 #
-# So write I and W as two operations, send dx early, and do W when there is nothing else to do (Qi et al. 2023). Both
-# are one matrix product, so TF, TI and TW are about equal. How do we split the backward of a whole GPT-2 stage? Every
-# linear layer notes its x in forward and its dy when the first half passes. The first half is autograd's, but it
-# stops short of the matrices; the second is one product for each of them, by hand:
+# So write I and W as two operations, send dx early, and do W when there is nothing else to do (Qi et al. 2023). Each is
+# one matrix product, as the forward is: in a linear layer TF, TI and TW are about equal. (Attention itself has no
+# weights, so TW of a block is less.) For a whole GPT-2 stage, every linear layer notes its x in forward and its dy when
+# the first half passes. The first half is autograd's, but it stops short of the matrices; the second is one product for
+# each of them, by hand:
 
 # %%
 show_source(noting, Work.input_gradient, Work.weight_gradient)
@@ -135,11 +136,11 @@ same = all(map(torch.equal, halves, (p.grad for p in block.parameters()))) and t
 print("after W: all 12 gradients, and the input's, equal to the whole backward, bit for bit:", same)
 
 # %% [markdown]
-# **ZB-H1** keeps 1F1B's peak of activations: weight gradients are put off only until p of them are held. **ZB-H2**
-# spends twice the memory on a longer warm-up; the two idle triangles slide into each other. Putting W off is not
-# free: the rest of the graph goes with I, but x and dy of every matrix stay, 16 C numbers a token and layer. At its
-# peak rank r of ZB-H1 holds p - r whole activations and r that wait for W; in ZB-H2 it is 2p - 1 - 2r and 2r (Qi et
-# al. 2023, section 2.3). On the first stage nobody waits for dx: our engine does nothing there in I, and all in W.
+# **ZB-H1** keeps 1F1B's peak of activations: a weight gradient is put off only until its rank holds p activations.
+# **ZB-H2** spends almost twice the memory on a longer warm-up. Putting W off is not free: the rest of the graph goes
+# with I, but x and dy of every matrix stay, 16 C numbers a token and layer. At its peak rank r of ZB-H1 holds p - r
+# whole activations and r that wait for W; in ZB-H2 it is 2p - 1 - 2r and 2r (Qi et al. 2023, section 2.3). On the first
+# stage nobody waits for dx: our engine does nothing there in I, and all in W.
 
 # %%
 three = {name: simulate(make(name, 4, 8)) for name in ("1f1b", "zb_h1", "zb_h2")}
@@ -157,12 +158,11 @@ for name, t in three.items():
     )
 
 # %% [markdown]
-# Mind the definition. In ZB-H2 ranks start late and end late: over the *makespan* there is idle time, inside each
-# rank's **own span** there is none. The paper counts the span: the next step may begin where a rank stops, *if*
-# nothing needs all ranks in between. A global norm or a check for NaN does (this trainer has both), so the paper
-# updates at once and checks afterwards, undoing the update where it must. Derive: in 1F1B a rank idles for p - 1
-# forwards and whole backwards. In ZB-H1 it does p - 1 weight gradients in that time, and the backward that it waits
-# for is only I.
+# In ZB-H2 ranks start late and end late: over the *makespan* there is idle time, inside each rank's **own span**
+# there is none. The paper counts the span: the next step may begin where a rank stops, *if* nothing needs all ranks
+# in between. A global norm or a check for NaN does (this trainer has both), so the paper updates at once and checks
+# afterwards, undoing the update where it must. Derive: in 1F1B the first rank idles for p - 1 forwards and whole
+# backwards. In ZB-H1 it does p - 1 weight gradients in that time, and the backward that it waits for is only I.
 
 
 # %% tags=["exercise"]
@@ -224,8 +224,8 @@ def idle(name, p, f, i, w):
 
 
 # %% [markdown]
-# One row of the paper was measured on real GPUs: 8 ranks, 24 micro-batches, TF = 18.522, TI = 18.086, TW = 9.337 ms
-# and 0.601 ms a hop. Our clock gives their published numbers to the last digit:
+# One row of the paper has times measured on real GPUs: 8 ranks, 24 micro-batches, TF = 18.522, TI = 18.086, TW = 9.337
+# ms and 0.601 ms a hop. Our clock gives their published numbers to the last digit:
 
 # %%
 published = {"1f1b": 0.2431, "zb_h1": 0.1585, "zb_h2": 0.1083}
@@ -315,12 +315,12 @@ show(
 # %% [markdown]
 # ## Two directions: Chimera and DualPipe
 #
-# Keep **two copies** of the model, one running down the ranks and one up: where one direction waits, the other
-# works. Rank r holds stage r of one and stage p - 1 - r of the other. After the step both copies' gradients are
-# summed. Chimera (Li & Hoefler 2021) lays two 1F1B pipelines over each other: give one the even slots of time on each
-# rank and the other the odd ones, and they never meet (then let every box move forward as far as it can). Its bubble
-# is (p - 2) / (2m + p - 2) where forward and backward take equally long: 11 % of p = 4, m = 8. With a backward of two
-# forwards, as in the table at the end, it is larger.
+# Keep **two copies** of the model, one running down the ranks and one up: where one direction waits, the other works.
+# Rank r holds stage r of one and stage p - 1 - r of the other. After the step both copies' gradients are summed.
+# Chimera (Li & Hoefler 2021) lays two 1F1B pipelines over each other: give one the even slots of time on each rank and
+# the other the odd ones, and they never meet (then every box moves forward as far as it can). Its bubble is (p - 2) /
+# (2m + p - 2) if the even p divides m and forward and backward take equally long: 11 % for p = 4,
+# m = 8. With a backward of two forwards, as in the table at the end, it is larger.
 
 # %%
 t = simulate(make("chimera", 4, 4), Cost(backward=1))
@@ -349,7 +349,7 @@ print(f"two ranks, m = 2: bubble {float(simulate(make('chimera', 2, 2)).bubble):
 print("gradients and training equal serial:", verify("pp=2,micro=2,schedule=chimera", ranks=two).ok)
 
 # %% [markdown]
-# DualPipe (DeepSeek-V3 2024) combines two directions with split backwards, and always pairs a forward of one
+# DualPipe (DeepSeek-V3 2024) combines two directions with split backwards, and pairs, where it can, a forward of one
 # direction with a backward of the other, so that one computes while the other communicates. A bubble remains of
 # (p/2 - 1)(F&B + B - 3W), where F&B is the time of such a pair. Cutting it in half and folding it to a V (Qi et al.
 # 2025) saves the second copy.
@@ -432,8 +432,9 @@ def slices_latency(times, p):
 
 
 # %% [markdown]
-# Later slices look back further, so equal lengths are not equal times. A dynamic programme finds the best lengths:
-# for each bound on the slowest slice, S(i) = min over k of S(i - k) + t(k, i - k), with no slice above the bound.
+# Later slices look back further, so equal lengths are not equal times. Below, a token alone takes 1, and each slice 60
+# more. A dynamic programme finds the best lengths: for each bound on the slowest slice, S(i) = min over k of S(i - k) +
+# t(k, i - k), with no slice above the bound.
 
 # %%
 tokens, ranks = 256, 8
@@ -472,8 +473,8 @@ show(
 )
 
 # %% [markdown]
-# Live, then: four ranks, one sequence of 64 tokens, slices as the programme says. The run is *paced* to the same
-# kind of times, and its gradients are compared with the serial ones.
+# Four live ranks, one sequence of 64 tokens, slices as the programme says. The run is *paced* to the same kind of
+# times, and its gradients are compared with the serial ones.
 
 # %% tags=["measured"]
 lengths = tuple(best_slices(64, lambda n, context: time_of(n, context, fixed=20), ranks=4, step=4))
@@ -492,9 +493,8 @@ show(
 # %% [markdown]
 # ## Explore
 #
-# Six sliders, one picture. Try: where does interleaving stop paying once a hop costs something? When does ZB-V have
-# a bubble again? Times are in units of a rank's forward; a message is one sequence of 1024 tokens of GPT-2's smallest
-# model in float32, 3 MiB.
+# Try: where does interleaving stop paying once a hop costs something? When does ZB-V have a bubble again? Times are in
+# units of a rank's forward; a message is one sequence of 1024 tokens of GPT-2's smallest model in float32, 3 MiB.
 
 
 # %%
@@ -528,8 +528,9 @@ explore(
 # %% [markdown]
 # ## All of them, on live ranks
 #
-# Four ranks, eight micro-batches, the real GPT-2. What is held and sent is *counted by the ranks*, and so is the most
-# that waited for its W; the bubble is computed for TF = TI = TW. Gradients are compared with serial accumulation.
+# Four ranks, eight micro-batches. What is held and sent is *counted by the ranks*, and so is the most that waited for
+# its W (after an I, one more than above); the bubble is computed for TF = TI = TW. Gradients are compared with serial
+# accumulation.
 
 # %%
 every, rows, points = [make(name, 4, 8) for name in NAMES], [], []
@@ -558,9 +559,9 @@ show(
 )
 
 # %% [markdown]
-# No row is best in every column. Breadth-first and GPipe are simple and hold everything. Interleaving sends most.
-# Chimera and DualPipe store the weights twice. Of those with one copy ZB-V packs best, as long as the three times are
-# equal.
+# No row is best in every column. GPipe, breadth-first and TeraPipe hold everything. Interleaved and breadth-first send
+# most. Chimera and DualPipe store the weights twice. Of those with one copy only ZB-V is best in both bubbles, as long
+# as the three times are equal.
 #
 # ## A puzzle: design your own
 #
@@ -653,10 +654,10 @@ print(verify("pp=4,micro=5,schedule=chimera"))
 # 1. Interleaving with v = 4 on p = 4 ranks: what happens to bubble and messages?
 #    <details><summary>answer</summary>The bubble's time is a quarter; there are (v p - 1) / (p - 1) = 15 / 3 = five
 #    times as many messages, as in the table above.</details>
-# 2. Why does ZB-H1 not need more memory than 1F1B?
+# 2. Why does no rank of ZB-H1 hold more than 1F1B's first?
 #    <details><summary>answer</summary>It frees an activation, by its W, whenever p are held.</details>
-# 3. When does ZB-V have a bubble?
-#    <details><summary>answer</summary>When TF, TI and TW differ, or hops cost time.</details>
+# 3. When is a rank of ZB-V idle within its span?
+#    <details><summary>answer</summary>When TF, TI and TW differ, hops cost time, or m < 2p.</details>
 # 4. What does Chimera pay?
 #    <details><summary>answer</summary>A second copy of the weights, and a sum of gradients between the
 #    copies.</details>

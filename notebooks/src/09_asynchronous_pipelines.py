@@ -66,13 +66,12 @@ show(
     draw_schedule(without, "the same operations without a flush", end=with_flush.makespan),
     "simulated",
     "the bubble is paid once. (The same time axis as above.)",
-    "Boxes of four ranks in one group, without idle time after the start",
+    "Boxes of four ranks in one group, with idle time only where it fills and drains",
 )
 
 # %% [markdown]
 # With m micro-batches in all, the pipeline is busy m / (m + p - 1) of the time: it goes to 1 as data grows. Here
-# it is from the clock of the simulator, and *paced*: two live ranks whose operations are stretched to 30 and 60
-# ms.
+# simulated, and *paced*: two live ranks whose operations are stretched to 30 and 60 ms.
 
 # %%
 rows = [
@@ -138,8 +137,7 @@ show(
 )
 
 # %% [markdown]
-# On the clock: other schemes, more stages, more micro-batches an update. When does 1F1B win? What does a stage more
-# cost?
+# Other schemes, more stages, more micro-batches an update. When does 1F1B win? What does a stage more cost?
 
 
 # %%
@@ -540,8 +538,8 @@ print("forward:", exercises.TIMES, "weights:", exercises.WEIGHTS)
 check("stages within the room", exercises.stages, my_stages)
 
 # %% [markdown] tags=["hint"]
-# The first stage keeps the most versions, so its layers are the dearest: n of them count four times. Begin with
-# stages that take equally long, and move layers away from the stage that does not fit.
+# The first stage keeps the most versions, so its layers are the dearest: with four stages each counts four times. Begin
+# with stages that take equally long, and move layers away from the stage that does not fit.
 
 
 # %% tags=["wrong"]
@@ -596,8 +594,8 @@ def my_stages():
 # %% [markdown]
 # ## Two buffers are enough
 #
-# 2BW collects the gradients of m >= p micro-batches for one update, so versions are born rarely. The whole batch t
-# uses version t - 1: by then it is on every stage. $W_{t+1}=W_t-\text{lr}\,\nabla f(W_{t-1})$: a delay of one, the same
+# 2BW collects the gradients of m >= p micro-batches for one update, so versions are rare. The whole batch t uses
+# version t - 1: by then it is on every stage. $W_{t+1}=W_t-\text{lr}\,\nabla f(W_{t-1})$: a delay of one, the same
 # everywhere.
 
 
@@ -742,9 +740,9 @@ rates = (f"rate {rate}" for rate in staleness.RATES)
 table(rows, ["time", "micro-batches of 1F1B", "its loss minus 1F1B's, three seeds", *rates])
 
 # %% [markdown]
-# At equal *data* the flush learns most, at every rate and in every seed: staleness costs. At equal *time* it
-# depends on m. With m = p = 4 the flush costs most, and 2BW is ahead in all seeds at the smallest rate, if
-# nowhere else. With 8 or 16 micro-batches 1F1B is ahead of all at time 200, at every rate and in every seed. A
+# At equal *data* the flush ends lowest, at every rate and in every seed: staleness costs. At equal *time* it depends
+# on m. With m = p = 4 the flush costs most: 2BW is ahead in all seeds at the smallest rate, at time 100 with m = 8
+# too, nowhere else. With 8 or 16 micro-batches 1F1B is ahead of all at time 200, at every rate and in every seed. A
 # warm-up (triangle: the rate rises over 100 batches) does not help 2BW at the largest rate.
 #
 # ## Bug lab: no stash, and a curve that looks fine
@@ -945,7 +943,7 @@ show(
 
 # %% [markdown]
 # What is it worth? The letters from above, 40 steps of three workers, one four times slower; logs replayed for three
-# seeds of weights, batches and arrivals.
+# seeds.
 
 # %%
 race = {}
@@ -974,8 +972,8 @@ show(
 )
 
 # %% [markdown]
-# That order came from a seed. Paced, it is the real one: the workers sleep, the slow one four times as long, and a
-# server on *two* ranks holds half of the weights on each.
+# By updates the three are alike here, by time ASP leads. Now the real order, *paced*: the workers sleep, the slow one
+# four times as long, and a server on *two* ranks holds half of the weights on each.
 
 # %% tags=["measured"]
 for name, bound in (("BSP", 0), ("SSP, s = 2", 2), ("ASP", None)):
@@ -1016,12 +1014,14 @@ for ranks in (2, 4):
 table(rows, ["replicas", "H", "sums of", "KiB sent by a rank", "way of the weights, against the emulator"])
 
 # %% [markdown]
+# (Weights that never moved are off by 100 %.)
+#
 # ## What is used today
 #
 # The flush won. Interleaving and zero bubble (lesson 08) took most of the bubble away without touching the
 # mathematics; versions cost memory that large models do not have, and checking a run takes an emulator with every
 # version of every stage. Remedies were tried: a rate that falls with the delay (PipeMare), weights predicted
-# ahead (SpecTrain, XPipe). Staleness lives on where waiting is really expensive: between data centres (local SGD,
+# ahead (SpecTrain, XPipe). Staleness lives on where waiting is expensive: between data centres (local SGD,
 # DiLoCo), and in reinforcement learning, where samplers use weights that are a few versions old.
 #
 # For a checkpoint the pipeline is *drained* first.

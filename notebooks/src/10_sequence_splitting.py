@@ -67,7 +67,7 @@ table(
 
 # %% [markdown]
 # - **contiguous**: rank i owns the slice from iT/N to (i+1)T/N. (The BSC notes, our source, write "i/T to (i+1)/T".)
-# - **unequal**: slices that end at T sqrt(i/N).
+# - **unequal**: slices; rank i's ends at T sqrt((i+1)/N).
 # - **interleaved**: token t on rank t mod N. (The notes write t % (T/N), which gives T/N values, not ranks.)
 # - **zigzag**: 2N chunks; rank r owns chunk r from the front and chunk r from the back.
 
@@ -275,7 +275,7 @@ show(
 )
 
 # %% [markdown]
-# So one all-reduce of everything wastes half: reduce each slice to its owner, its *root*, over the ranks that
+# Half of what ranks would send each other is zero: reduce each slice to its owner, its *root*, over the ranks that
 # contribute. The notes say: "if the root rank is i, you can remove the ranks with id <= i from the reduction". One
 # rank too many! The root's own queries see its own keys:
 
@@ -423,7 +423,7 @@ for tile in (8, 2, 1):
     print(f"tile {tile}: computed {sum(computed):4} of {32 * 33 // 2} needed, per rank {computed}")
 
 # %% [markdown]
-# Waiting time shows the triangle. Below, ranks sleep in proportion to their pairs (*paced*); each
+# Below, ranks sleep in proportion to their pairs (*paced*); each
 # layer ends with a gather, where the fast ones wait.
 
 
@@ -488,9 +488,9 @@ print("interleaved, a triangle:", fastest(range(1, 2048, 2), range(0, 2048, 2)))
 print("zigzag, a rectangle:", fastest([*range(512), *range(1536, 2048)], range(512, 1536)))
 
 # %% [markdown]
-# Interleaving is balanced, yet both ranks are as slow as the slower one with slices; only zigzag gains. With slices
-# rank 0 has a triangle of pairs, rank 1 a triangle and a square: the square takes little longer, with twice the pairs.
-# Interleaving asks torch's kernel for triangles only, zigzag mostly for rectangles.
+# Interleaving is balanced, yet little faster than the slower rank with slices; zigzag gains more. With slices rank 0
+# has a triangle of pairs, rank 1 a triangle and a square: the square has twice the pairs in less than twice the
+# time. Interleaving asks torch's kernel for triangles only, zigzag mostly for rectangles.
 
 
 # %% tags=["exercise"]
@@ -570,8 +570,8 @@ def imbalance(tokens, ranks):
 
 
 # %% [markdown]
-# **A puzzle, with a score.** Cut 96 tokens into 12 blocks of 8. Give each of four ranks three blocks, so that
-# every rank has as many tokens (the MLP wants that), and make the busiest rank's attention as cheap as you can. The
+# **A puzzle, with a score.** Cut 96 tokens into 12 blocks of 8. Give each of four ranks three blocks, so that all
+# ranks have equally many tokens (the MLP wants that), and make the busiest rank's attention as cheap as you can. The
 # score is its pairs: slices give 2,028, interleaved blocks 1,452.
 
 
@@ -591,8 +591,8 @@ check("spread the blocks", exercises.spread, spread)
 # these four sums, and can a sum of whole numbers reach it?
 
 # %% [markdown] tags=["hint"]
-# There and back again (0 to 3, then 7 to 4, then 8 to 11) passes the bar. Then exchange two blocks between the rank
-# with the largest sum and the one with the smallest.
+# There and back again (0 to 3, then 7 to 4, then 8 to 11) passes the bar. For the best, no sum may be above 17: start
+# with 11, 10, 9 and 8 on four ranks. How much may the other two blocks of each rank add up to?
 
 
 # %% tags=["wrong"]
@@ -640,8 +640,8 @@ def spread():
 # %% [markdown]
 # ## Unequal slices, and why they were rejected
 #
-# Slices that end at T sqrt(i/N) hold equal *areas* of the triangle. But the MLP costs a fixed amount a token, and a
-# kernel that sums dK, dV *by key* costs T - t.
+# Unequal slices hold equal *areas* of the triangle. But the MLP costs a fixed amount a token, and a kernel that sums
+# dK, dV *by key* costs T - t.
 
 # %%
 show(
@@ -1120,8 +1120,8 @@ print("ring by hand differs from serial attention by", largest_error(results, ex
 # In the package's backward each block's dK, dV follow k, v *one step behind*, so that messages hide behind computing.
 # `double-ring` sends a block round one machine first and then to the next one (Gu et al. 2024).
 #
-# Both trips as three live ranks made them (*paced*: 30 ms a message, 60 ms a block). Step with the
-# arrow keys: where is `kv0` at each step, and which messages of the second trip are gradients?
+# Both trips as three live ranks made them (*paced*: 30 ms a message, 60 ms a block). Where
+# is `kv0` at each step, and which messages of the second trip are gradients?
 
 # %% tags=["measured"]
 play(
@@ -1258,9 +1258,9 @@ for shared in (4, 2):
         )
 
 # %% [markdown]
-# Half the heads of keys, half the numbers. A document read at the place in the slice is wrong. And zigzag
-# balances one long document, not three short ones: trainers split *each document* by zigzag. Heads for tokens (next
-# lesson) are bounded by the heads of keys, unless these are repeated.
+# Half the heads of keys, half the numbers. Read the document at a token's true position. Zigzag balances one long
+# document, not three short ones: trainers split *each document* by zigzag. Heads for tokens (next lesson) are bounded
+# by the heads of keys, unless repeated.
 #
 # ## Drill
 #
@@ -1268,8 +1268,8 @@ for shared in (4, 2):
 # A query belongs to one rank, and all its scores are computed there. A key is used by many ranks' queries.
 # </details>
 #
-# <details><summary>2. Contiguous ring of 4: which messages are never sent?</summary>
-# Any from rank 3 to rank 0: nobody before needs later keys. Block s makes N-1-s hops.
+# <details><summary>2. Contiguous ring of 4, forward: which messages are never sent?</summary>
+# Any from rank 3 to rank 0: nobody before needs later keys. Block s makes N-1-s hops. (Backward, a gradient does.)
 # </details>
 #
 # ## Read on
