@@ -2,7 +2,7 @@
 # # 12 Mixture of experts
 #
 # **The one-minute version.** Replace the MLP of a layer by E of them, the *experts*, and let a small *router* send
-# each token to k. The model has E times the weights, but a token costs only k MLPs. Three things follow. The
+# each token to k. There are E times the MLP weights, but a token costs only k MLPs. Three things follow. The
 # experts must share the work (*balance*). An expert with too much work may refuse some
 # (*capacity*, *drops*). And the experts need not live on one rank: give each rank some, and send the tokens to
 # them by **all-to-all**, there and back. That is expert parallelism, the word `ep` of a plan; it divides `dp`.
@@ -70,9 +70,9 @@ print("and the package's own loop:   ", torch.allclose(looped(moe, x), moe(x), a
 
 # %% [markdown]
 # That is E / k times the work needed. So *sort* all pairs (token, expert) by expert, and do one product an expert on
-# consecutive rows: the *grouped* form, on GPUs a *grouped GEMM*. Two adjoint functions surround it: **dispatch** copies
-# each token to its rows, so in backward a token's gradients add up; **combine** adds up rows times weights. Here
-# autograd finds their backward; the package derives it by hand.
+# consecutive rows: the *grouped* form, on GPUs a *grouped GEMM*. Two functions surround it, adjoint but for weights:
+# **dispatch** copies each token to its rows, so in backward a token's gradients add up; **combine** adds up rows times
+# weights. Here autograd finds their backward; the package derives it by hand.
 
 
 # %%
@@ -107,7 +107,7 @@ print("grouped_mm equals one product an expert:", torch.allclose(together, apart
 # ### Exercise: the backward of combine
 #
 # y[token] += weight * row, for every row. Given the gradient of y (N, C), what are those of rows (M, C) and of
-# weights (M,)? The second teaches the router, and is most often forgotten.
+# weights (M,)? The second teaches the router.
 
 
 # %% tags=["exercise"]
@@ -191,9 +191,9 @@ def combine_backward(grad, rows, weights, token):
 # | DeepSeek-V3 (2024) | the best k of sigmoid + bias | sigmoids divided by their sum, without bias |
 #
 # A buffer of fixed size wants a **capacity**: an expert takes ceil(k S / E * factor) of a group of S tokens. First
-# choices come first, then second ones, each in the order of the tokens. What finds no room is *dropped*: the block
-# passes on its residual alone. *Dropless* programs (MegaBlocks, and ours without `capacity`) work with uneven
-# counts instead.
+# choices come first, then second ones, each in the order of the tokens. What finds no room is *dropped*: a token that
+# loses all choices keeps its residual alone. *Dropless* programs (MegaBlocks, and ours without `capacity`) work with
+# uneven counts instead.
 #
 # Expert choice is balanced by construction, but looks at later tokens: such a model cannot generate.
 #
@@ -204,8 +204,10 @@ asked = [(0, 1), (0, 2), (0, 1), (0, 3), (1, 0), (2, 1)]
 show(
     plots.room(asked, experts=4, room=3),
     "drawing",
-    "first and second choices in the order in which they are let in; hatched: no room, dropped.",
-    "A grid of experts against twelve choices: expert 0 drops the fourth first choice and a second one",
+    "first and second choices in the order in which they are let in; hatched: no room, dropped. Tokens 3, 4 "
+    "and 5 lose one of two choices, and nobody both.",
+    "A grid of experts against twelve choices: expert 0 drops the fourth first choice and a second one, "
+    "expert 1 a second one",
 )
 
 # %% [markdown]
@@ -380,14 +382,15 @@ for name, three in runs.items():
 show(
     plots.loads({name: three[0].shares for name, three in runs.items()}),
     "counted",
-    "each expert's share of the choices in the last layer, a running mean over 10 steps, seed 0. Without balance the "
-    "router collapses onto two experts.",
-    "Three panels of eight curves: without balance two rise and six fall to nothing, else they stay together",
+    "each expert's share of the choices in the last layer, a running mean over 10 steps, seed 0. Without balance two "
+    "experts soon take all: one half each, the most at k = 2.",
+    "Three panels of eight curves: without balance two rise to one half and six fall to nothing at first; "
+    "with the bias they come together",
 )
 
 # %% [markdown]
-# What does an expert learn? In 512 lines of held-out text, how often does the letter alone, or the line alone, tell the
-# expert that the letter asks for first?
+# What does an expert learn? In 512 *lines* of 50 held-out letters, how often does the letter alone, or the line alone,
+# tell the expert that the letter asks for first?
 
 
 # %% tags=["measured"]
@@ -417,7 +420,8 @@ show(
     plots.by_letter({name: first[name][0] for name in ("before training", "load loss", "nothing")}, text),
     "counted",
     "of each letter's choices, the share of each expert, seed 0. With balance an expert takes certain letters.",
-    "Three maps of eight experts against letters: pale before training, then one dark box in each column",
+    "Three maps of eight experts against letters: pale before training, then a dark box in most columns, "
+    "without balance most in one row",
 )
 
 # %% [markdown]
@@ -454,8 +458,8 @@ show(
 # %% [markdown]
 # ## Experts on other ranks
 #
-# With n ranks on the axis `ep`, rank r holds experts r E/n to (r+1) E/n of every mixture. The ranks are neighbours
-# of the data axis, so each has its own rows of the batch. All else is data-parallel as before; only the experts'
+# With n ranks on the axis `ep`, rank r holds experts r E/n to (r+1) E/n - 1 of every mixture. The ranks are neighbours
+# on the data axis, so each has its own rows of the batch. All else is data-parallel as before; only the experts'
 # gradients are summed over fewer replicas, dp / ep of them (axis `edp`).
 #
 # The rows, sorted by expert, are sorted by rank too. So: tell every rank how many rows will come, send the rows,
@@ -625,7 +629,7 @@ def there(rows, counts, axis):
 
 # %% [markdown]
 # The package's version starts the exchange, lets the *shared* expert (which every token passes) compute meanwhile,
-# and then waits. The two halves are adjoint: in backward `_Wait` starts, the shared expert's
+# and then waits. In backward `_Wait` starts, the shared expert's
 # backward runs, `_Start` waits.
 
 # %%
@@ -947,7 +951,7 @@ off = max(launch(dropped_alike, ranks=2, echo=False))
 print(f"group=rank   dp=2,ep=2 equals one rank with two micro-batches of these rows: {off < 1e-12}")
 
 # %% [markdown]
-# By rank is what most programs do. `ep` composes; here with tensor parallelism, which cuts each expert's hidden
+# `ep` composes; here with tensor parallelism, which cuts each expert's hidden
 # features.
 
 # %%
@@ -956,7 +960,7 @@ print(verify("dp=2,ep=2,tp=2"))
 # %% [markdown]
 # ## Habits that go wrong
 #
-# An expert's gradient is already a sum over the tokens of *all* ranks: they came to it. All else has seen only
+# An expert's gradient is already a sum over the tokens of *all* ranks of `ep`: they came to it. All else has seen only
 # its own rank's tokens. Programs that treat both alike go wrong:
 
 # %%
@@ -990,7 +994,7 @@ for habit, kinds in launch(lab.habits, ranks=2, echo=False)[0].items():
 # |---|---|---|---|
 # | this laptop, 2 ranks | 5e10 | 2e9 | lesson 02's order of magnitude |
 # | 8 H100 in one box | 989e12 | 450e9 | NVIDIA's data sheet: 1,979 TFLOP/s if sparse, 900 GB/s both ways |
-# | 64 H100, 8 a box | 989e12 | 50e9 | DeepEP's README: ConnectX-7, 400 Gbit/s a GPU |
+# | 64 H100 over a network | 989e12 | 50e9 | DeepEP's README: ConnectX-7, 400 Gbit/s a GPU |
 
 # %%
 machines = {
@@ -1022,7 +1026,7 @@ table(
     [
         (name, e, h, k, w, w * e * h // (2 * k))
         for name, e, h, k, w in (
-            ("GPT-2's, as here", 8, 512, 2, 2),
+            ("this lesson's, C = 24", 8, 96, 2, 2),
             ("Mixtral 8x7B", 8, 14336, 2, 3),
             ("DeepSeek-V2-Lite", 64, 1408, 6, 3),
             ("DeepSeek-V3", 256, 2048, 8, 3),
@@ -1032,7 +1036,7 @@ table(
 )
 
 # %% [markdown]
-# And memory decides first: 256<!--above--> experts do not fit on one GPU.
+# And memory decides first: DeepSeek-V3's 58 layers of 256<!--above--> experts do not fit on one GPU.
 #
 # ## Questions
 #

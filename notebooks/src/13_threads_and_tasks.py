@@ -81,8 +81,8 @@ show(
 )
 
 # %% [markdown]
-# **Three reasons to be idle:** loops that nobody cut (Amdahl), loops whose pieces are unequal, and a *barrier* at the
-# end of each. The last two belong to fork-join.
+# **Three reasons to be idle:** loops that nobody cut (Amdahl; above, the updates), loops whose pieces are unequal, and
+# a *barrier* at the end of each. The last two belong to fork-join.
 #
 # ## Say what you touch
 #
@@ -92,7 +92,7 @@ show(
 # |---|---|---|
 # | `reads` | in | other reads |
 # | `writes`, `updates` | out, inout | nothing |
-# | `reduces` (adds to) | commutative | other reduces, but one at a time |
+# | `reduces` (adds to) | commutative | other reduces: any order, one at a time |
 # | `concurrent` | concurrent | other concurrent ones, at the same time |
 #
 # The body gets one view for each access and nothing else, so the declaration *is* the argument list.
@@ -108,7 +108,8 @@ run_sequential(graph)
 print([(graph.tasks[u].name, graph.tasks[v].name) for u, v in graph.edges()])
 
 # %% [markdown]
-# Nobody wrote these edges. `double 2:4` and `next x` have none, because their rows differ.
+# Nobody wrote these edges. `double 2:4` and `next x` have none: their rows differ. `double 0:2` and `next x` share
+# rows, but `total` stands between.
 
 # %%
 show(
@@ -122,7 +123,8 @@ show(
 # The port has two kinds of such parts: with *blocks of tokens* layers overlap, with *slices of weights* gradients,
 # updates and the next forward.
 #
-# Your turn. An MLP over blocks of tokens a:b, with a gradient of `w2` that is summed over the blocks:
+# Your turn. An MLP over blocks of tokens a:b, with the gradient of `w2` for a loss of
+# sum(y²)/2, summed over the blocks:
 #
 # | task | computes |
 # |---|---|
@@ -219,7 +221,7 @@ def declare(task, a, b):
 
 
 # %% [markdown]
-# Two checks stood behind it. The *race finder* looks at every pair of accesses that conflict and asks
+# Two checks ran. The *race finder* looks at every pair of accesses that conflict and asks
 # whether a path of edges orders the two tasks. It believes the declarations. The *audit* does not: it runs each task
 # with NaN in everything that the task does not declare.
 
@@ -247,12 +249,13 @@ def all_edges(graph):
     return before
 
 
+graph = exercises.mlp(exercises.declared)
 every = all_edges(graph)
 print(sum(map(len, every)), "conflicting pairs; the package keeps", len(list(graph.edges())), "edges")
 
 
 # %% [markdown]
-# Of 24<!--above--> conflicts 12<!--above--> are kept as edges: an edge can go when a longer way still orders its two
+# Of 18<!--above--> conflicts 9<!--above--> are kept as edges: an edge can go when a longer way still orders its two
 # tasks. What is left is the *transitive reduction*.
 
 
@@ -349,7 +352,7 @@ for u, v in list(graph.edges())[:3]:
 # %% [markdown]
 # ## GPT-2 as tasks
 #
-# One whole iteration: load, forward, the loss, backward *by hand* (no autograd), AdamW. Blocks of tokens, of
+# One iteration: load, forward, the loss, backward *by hand* (no autograd), AdamW. Blocks of tokens, of
 # attention's rows and heads, of columns, of weights. The gradient of a weight is summed over
 # the tokens *inside one task*, not by whoever comes first: sums in another order would give other bits.
 
@@ -515,7 +518,7 @@ def my_scheduler(graph, workers, release):
                         return
                     v = ready.pop()
                 task = graph.tasks[v]
-                task.body(*task.views)  # no lock is held here, not even Python's
+                task.body(*task.views)  # our lock is free here; inside torch Python's is, too
                 with changed:
                     left -= 1
                     ready.extend(release(v, waits, after))
@@ -536,7 +539,7 @@ for workers in (1, 2, 4):
 
 # %% [markdown]
 # The package's `Scheduler` adds priorities (what begins the longest chain first), iterations, messages and shared
-# cores. Its trace:
+# cores:
 
 # %% tags=["measured"]
 spans = fastest(Scheduler(tasks.graph, 2).run)
@@ -559,7 +562,7 @@ rows = [(name, *(f"{share:.1%}" for share in kinds.values())) for name, kinds in
 table(rows, ["share of two workers' time (measured)", *time_of["tasks"]])
 
 # %% [markdown]
-# The rival is torch, with OpenMP inside its operations:
+# The rival is torch, with OpenMP inside its operations. It wins here:
 
 # %% tags=["measured"]
 show(
@@ -621,7 +624,7 @@ show(
 )
 
 # %% [markdown]
-# With eight virtual cores, and 60 ms of sleep in all, the other side of the valley shows:
+# With eight virtual cores, and 60 ms of sleep in all:
 
 # %% tags=["measured"]
 valley = []
@@ -731,7 +734,7 @@ first, then, access = next(race for race in found if race[2].startswith("reads w
 print(f"such as {then!r}, which {access}, beside {first!r} of the iteration before")
 
 # %% [markdown]
-# Building costs: for each block of tokens (here a row) a layer (of two) has 14 tasks, all else 6: tasks and edges
+# For each block of tokens (here a row) a layer (of two) has 14 tasks, all else 6: tasks and edges
 # grow with B T, and comparisons with its square.
 
 
@@ -990,7 +993,7 @@ show(
 # %% [markdown]
 # ## Traces for others
 #
-# The spans of every way of running open in https://ui.perfetto.dev and in Paraver, the viewer that the authors use:
+# The spans of every way of running open in https://ui.perfetto.dev and in Paraver:
 # `.prv` holds states (1), events (2) and messages (3). Of the last run, in the folder `gpt2lab-traces` among the
 # system's temporary files: open `tasks.json`.
 
@@ -1005,7 +1008,7 @@ print("bytes:", sum(call.bytes for r in ranks for call in r[3]), sum(int(line[-2
 # ## Where this lives today
 #
 # A **CUDA graph** is taskiter for a GPU. **Streams and events** are edges by hand. PyTorch's **autograd
-# engine** is a task graph with a ready queue. **StarPU**, **PaRSEC** and **OmpSs-2** find edges from declared data.
+# engine** is a task graph with a ready queue. **StarPU** and **OmpSs-2** find edges from declared data.
 #
 # ## Drill
 #
@@ -1021,7 +1024,7 @@ print("bytes:", sum(call.bytes for r in ranks for call in r[3]), sum(int(line[-2
 # - BSC, wiki of llm.c-gpt2, *GPT2 Parallelization and porting*: the table; *Task Based Model*: the port.
 # - Alvarez et al. 2022 (taskiter); Sala et al. 2019 (task-aware MPI); Alvarez et al. 2024 (nOS-V): these three
 #   runtimes.
-# - Blumofe & Leiserson 1999: bounds work stealing.
+# - Blumofe & Leiserson 1999: bounds for work stealing.
 # - Karp & Flatt 1990: measured serial share.
 #
 # **Next**: lesson 14, where the layouts themselves are data.

@@ -128,7 +128,7 @@ for wrong in ("S0S0", "S0RP0"):
 # %% [markdown]
 # ## What a change costs
 #
-# n ranks, M bytes of the whole tensor. A *slice* is free, and so is to become a term of a sum: the whole tensor on
+# n ranks, M bytes of the whole tensor. A *slice* is free, and so is becoming a term of a sum: the whole tensor on
 # one rank and zeros on the others, or one's own rows and zeros elsewhere. All else is a collective of lesson 03.
 
 # %%
@@ -232,11 +232,11 @@ def all_pairs(rank, world_size):
 print("right in value, gradient and bytes, of 16:", launch(all_pairs, ranks=4))
 
 # %% [markdown]
-# ### Backward is the table transposed
+# ### Backward: opposite, with R for P
 #
 # The gradient of a cut tensor is cut alike. The gradient of a partial sum is *whole* on each rank (every term
-# counts fully), and that of a replicated one replicated. So the way back from S0 to RR is a slice, and the way
-# back from RRP0 to S0R (a reduce-scatter) an all-gather. The run above did both.
+# counts fully), and that of a replicated one replicated. So the way back from S0R to RR is a slice, and
+# from RRP0 to S0R (a reduce-scatter) an all-gather: the price of the opposite change, with RR for RRP0.
 #
 # ## The cheapest path
 #
@@ -386,8 +386,8 @@ def einsum_rule(text):
 
 
 # %% [markdown] tags=["hint"]
-# Two kinds of indices: those that stand behind the arrow, and those that are summed away. Where a cut one of the first
-# kind stands there is the dimension that is cut.
+# Two kinds of indices: those that stand behind the arrow, and those that are summed away. The place of one of the
+# first kind there is the dimension that is cut.
 
 
 # %% tags=["wrong"]
@@ -455,8 +455,8 @@ for name, description in LIBRARY.items():
 table(rows, ["operator", "free cuts (* leaves a partial sum)", "cuts with messages inside"])
 
 # %% [markdown]
-# Attention cut along its keys s is what long-context decoding does. A convolution cut along the height of its image
-# needs rows of its neighbours, a halo (lesson 11). Some cuts, live:
+# Attention cut along its keys s (t: queries; row0: words) is what long-context decoding does. A convolution cut along
+# the height of its image needs rows of its neighbours, a halo (lesson 11). Some cuts, live:
 
 # %%
 draw = lambda *shape: torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
@@ -575,7 +575,7 @@ for size, layout in [*sent[:3], *sent[-2:]]:
 #
 # GSPMD lets you mark a few tensors. In rounds, each operator looks at its operands
 # and its result: where one of them is cut along an index, the others are cut along it too, until nothing
-# changes. First from operands to results, then also backwards. Move the slider; only `c_fc.weight` is marked.
+# changes. First from operands to results, then also backwards. Only `c_fc.weight` is marked.
 
 # %%
 one_mark = propagate(mlp_graph, {"c_fc.weight": "ff:x"}, {"x": 2})
@@ -598,7 +598,7 @@ explore(
 # The mark reached the hidden values, `c_fc.bias`, `c_proj.weight` (cut along its inputs, as Megatron does it)
 # and their gradients.
 #
-# Now all of GPT-2, from the three marks above. Each square is one operator of forward or backward.
+# Now all of GPT-2, from the three marks above.
 
 # %%
 spread = propagate(graph, marks, {"x": 2})
@@ -837,7 +837,7 @@ def my_marks():
 # Propagation says how values *should* lie. For each operator the partitioner picks one of its options, among
 # those along which something is cut already, with the fewest bytes; and inserts changes of layout. A partial
 # sum is completed at once, unless its one reader is linear and completing later costs no more (so the two
-# gradients of the tied embedding become one message). Every rank then runs the *same* list of steps.
+# gradients of the tied embedding become one message).
 #
 # The same graph under four kinds of marks, and two at once on 2 x 2:
 
@@ -877,8 +877,8 @@ show(
 # %% [markdown]
 # - **batch**: one all-reduce for each gradient, and the loss. Data parallelism.
 # - **sequence**: keys and values are gathered, forward and again backward; their gradients reduce-scattered.
-#   Lesson 10's `kv`.
-# - **ZeRO-3**: each weight is gathered twice, each gradient reduce-scattered.
+#   Lesson 10's `kv`; all else as **batch**.
+# - **ZeRO-3**: matrices of blocks are gathered twice, norms and biases once, each gradient reduce-scattered.
 # - **ZeRO-1**: only AdamW's moments are marked. Then the gradient is wanted cut, the all-reduce becomes a
 #   reduce-scatter, and the new weights are gathered: the rewrite of lesson 05, found by the algebra.
 #
@@ -951,8 +951,8 @@ print(f"bytes: {tofu.bytes_of_all(found_cut):,}; batch over both axes {tofu.byte
 
 # %% [markdown]
 # **A puzzle, with a score.** You place the marks: a GPT-2 of one layer and 4 x 8 tokens, four ranks, of which each has
-# room for 30 % of the weights. Its dimensions have the names above; `"vocab:x, embd:y"` cuts two. Let all ranks
-# together send least. The marks called *both* send 117 KiB, and need room for 55 %.
+# room for 30 % of the weights and half of the tokens. Its dimensions have the names above; `"vocab:x, embd:y"` cuts
+# two. Let all ranks together send least. The marks called *both* send 117 KiB, and need room for 55 %.
 
 
 # %% tags=["exercise"]
