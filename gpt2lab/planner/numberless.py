@@ -18,7 +18,7 @@ PARTS = "weights", "gradients", "optimizer", "activations", "logits", "buffers"
 SMALL = 2**20  # whole numbers of so many elements at most are computed, because they decide what is called
 GATHERS = "gather_flat", "broadcast"  # calls of `comm` that bring whole weights
 ENGINE, WRAPPERS = "_engine_run_backward", ("_fn", "inner")  # autograd in Python's frames, and torch's own
-KNOWN: dict = {}  # the shapes of what an operator makes, by what it gets
+KNOWN, MOST = {}, 100_000  # the shapes of what an operator makes, by what it gets; of so many at most
 
 
 class Numberless(TorchDispatchMode):
@@ -71,7 +71,10 @@ class Numberless(TorchDispatchMode):
         if key in KNOWN:
             return tree_map_only(torch.Tensor, lambda t: FakeTensor(self.fake, _like(t), "cpu"), KNOWN[key])
         out = self._run(func, types, args, kwargs)
-        if {type(t) for t in _tensors(out)} == {FakeTensor} and not (func.is_view or func._schema.is_mutable):
+        new = all(
+            isinstance(t, FakeTensor) and id(t.untyped_storage()) not in self.alive for t in _tensors(out)
+        )
+        if new and _tensors(out) and len(KNOWN) < MOST:
             KNOWN[key] = tree_map_only(FakeTensor, _like, out)
         return out
 
