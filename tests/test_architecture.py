@@ -198,11 +198,11 @@ BUDGETS = {
 }
 OVER = {
     "tasks": 1_063,
-    "sharding": 3_149,
-    "planner": 5_884,
+    "sharding": 3_148,
+    "planner": 5_883,
     "classroom": 2_311,
     "core": 12_173,
-    "the package": 48_884,
+    "the package": 48_880,
 }  # too large today: these may only shrink
 
 

@@ -13,7 +13,7 @@ from gpt2lab.experts.mixture import Experts
 from gpt2lab.model import GPT2Config
 from gpt2lab.parallel.zero.costs import bytes_held, shard_length, zero_bytes_sent
 from gpt2lab.plan import Plan
-from gpt2lab.planner import dry
+from gpt2lab.planner import dry, numberless
 from gpt2lab.planner.dry import dry_run, fullest_ranks
 from gpt2lab.planner.numberless import Numberless
 from gpt2lab.planner.share import RankShare
@@ -153,6 +153,14 @@ def test_parts_add_up_and_the_log_stays():
     }
     assert [(e.op, e.axis) for e in comm.log] == [("all_reduce", "dp")]
     comm.log.clear()
+
+
+@pytest.mark.parametrize("text", ["dp=2,zero=3,micro=2", "pp=2,tp=2,micro=2,recompute=on"])
+def test_what_is_known_of_operators_changes_nothing(text):
+    numberless.KNOWN.clear()
+    first = run(text)
+    known = len(numberless.KNOWN)
+    assert run(text) == first and len(numberless.KNOWN) == known > 0
 
 
 def test_every_stage_has_its_fullest_rank():

@@ -49,28 +49,22 @@ def checked(**ranges):
         own, parameters = call.__name__, inspect.signature(inner).parameters.values()
         rules = {p.name: (_kind(p, owner), ranges.get(p.name)) for p in parameters}
         places = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        quick = {  # most values are of exactly their type and, if whole numbers, large enough
-            name: (kind if kind is int or least is None and kind is not float else None, least)
-            if least is None or type(least) in (int, float)
-            else (None, None)
-            for name, (kind, least) in rules.items()
-        }
-        order = [(name, *quick[name]) for name in places]
+        limit = lambda least: (math.inf, 0) if callable(least) else _limits(least)
+        quick = {name: (name, kind, *limit(least)) for name, (kind, least) in rules.items()}
+        order = [quick[name] for name in places]
 
         def look(name, value, args) -> None:
-            kind, least = rules.get(name, (EMPTY, None))  # of other names Python says what is wrong
+            kind, least = rules[name]
             limits = (0, least(args[0])) if callable(least) and kind is int else least
-            if not _fits(value, kind, limits):
+            if not _fits(kind)(value, limits):
                 raise ValueError(f"{name} = {_short(value)} does not fit {own}. Use {_words(kind, limits)}.")
 
         @functools.wraps(inner)
         def told(*args, **kwargs):
-            for value, (name, kind, least) in zip(args, order, strict=False):
-                if kind is not EMPTY and (type(value) is not kind or least is not None and value < least):
-                    look(name, value, args)
-            for name, value in kwargs.items():
-                kind, least = quick.get(name, (None, None))
-                if kind is not EMPTY and (type(value) is not kind or least is not None and value < least):
+            named = [(value, quick[name]) for name, value in kwargs.items() if name in quick]
+            for value, (name, kind, least, most) in (*zip(args, order, strict=False), *named):
+                at_once = type(value) is kind and (kind not in NUMBERS or least <= value <= most)
+                if not at_once and kind is not EMPTY:
                     look(name, value, args)
             try:
                 return inner(*args, **kwargs)
@@ -106,7 +100,7 @@ def read_table(file: str | Path, parse: Callable, what: str) -> dict:
 
 def said_in(file: str, word: str, value, kind, limits=None):
     """The value that a file has for a word. Raises ValueError, with both names, where it does not fit."""
-    if isinstance(value, bool) != (kind is bool) or not _fits(value, kind, limits):
+    if isinstance(value, bool) != (kind is bool) or not _fits(kind)(value, limits):
         raise ValueError(f"{file} says {word} = {_short(value)}. Use {_words(kind, limits)}.")
     return value
 
@@ -139,30 +133,33 @@ def _limits(limits) -> tuple[float, float]:
     return (-FINITE if limits is None else limits), FINITE
 
 
-def _fits(value, kind, limits) -> bool:
+@functools.cache
+def _fits(kind) -> Callable:
+    """What says whether a value of this kind fits, within limits."""
     if kind is EMPTY:
-        return True
-    if type(value) is kind and kind is not float and type(limits) is not tuple:  # most values: quickly
-        return limits is None or kind is not int or limits <= value
+        return lambda value, limits: True
     if kind in NUMBERS:
-        least, most = _limits(limits)
-        return isinstance(value, NUMBERS[kind][0]) and least <= value <= most
+        number = NUMBERS[kind][0]
+        within = lambda value, least, most: least <= value <= most
+        return lambda value, limits: isinstance(value, number) and within(value, *_limits(limits))
     if isinstance(kind, UnionType):
-        return any(_fits(value, k, limits) for k in typing.get_args(kind))
+        tests = [*map(_fits, typing.get_args(kind))]
+        return lambda value, limits: any(test(value, limits) for test in tests)
     if kind is bool:
-        return isinstance(value, Integral) and value in (0, 1)
+        return lambda value, limits: isinstance(value, Integral) and value in (0, 1)
     if isinstance(kind, tuple):  # of OBJECTS
-        return hasattr(value, kind[0])
+        return lambda value, limits: hasattr(value, kind[0])
     origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
     if origin is Callable:
-        return callable(value)
+        return lambda value, limits: callable(value)
     if origin in MANY:
-        return _all_fit(value, origin, inner, limits)
-    if not inspect.isclass(origin) or not isinstance(value, origin):
-        return not inspect.isclass(origin)
-    return not (origin in (dict, Mapping) and inner) or all(
-        _fits(v, inner[1], limits) for v in value.values()
-    )
+        return lambda value, limits: _all_fit(value, origin, inner, limits)
+    if not inspect.isclass(origin):
+        return lambda value, limits: True
+    if origin not in (dict, Mapping) or not inner:
+        return lambda value, limits: isinstance(value, origin)
+    each = _fits(inner[1])
+    return lambda value, limits: isinstance(value, origin) and all(each(v, limits) for v in value.values())
 
 
 def _all_fit(value, origin, inner, limits) -> bool:
@@ -174,8 +171,9 @@ def _all_fit(value, origin, inner, limits) -> bool:
     if not value and limits is not None:
         return False
     if origin is tuple and ... not in inner:
-        return len(inner) == len(value) and all(map(_fits, value, inner, [limits] * len(value)))
-    return all(_fits(v, inner[0], limits) for v in value)
+        return len(inner) == len(value) and all(_fits(inner[n])(v, limits) for n, v in enumerate(value))
+    each = _fits(inner[0])
+    return all(each(v, limits) for v in value)
 
 
 def _words(kind, limits) -> str:

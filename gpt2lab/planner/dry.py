@@ -79,9 +79,8 @@ def dry_run(
         trainer.stream([batch] * steps_until_full(plan))
         seen.settle()
         calls = tuple((e.op, e.axis, e.bytes, e.messages) for e in comm.log)
-        found = DryRank(
-            mesh.coordinates(), calls, {part: seen.parts.get(part, 0) for part in PARTS}, seen.moment
-        )
+        parts = {part: seen.parts.get(part, 0) for part in PARTS}
+        found = DryRank(mesh.coordinates(), calls, parts, seen.moment)
         del trainer, parallel
     return found
 

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import accumulate
 
 from ..machine.arguments import MORE, checked
 
@@ -77,11 +78,8 @@ def profile(spans: Iterable) -> list[tuple[float, int]]:
         for start, end in stretches:
             changes[start] += 1
             changes[end] -= 1
-    steps, now = [], 0
-    for time in sorted(changes):
-        now += changes[time]
-        steps.append((time, now))
-    return steps
+    times = sorted(changes)
+    return list(zip(times, accumulate(changes[time] for time in times), strict=True))
 
 
 @checked()

@@ -44,10 +44,9 @@ class Fabric:
 
     def levels(self, source: np.ndarray, target: np.ndarray) -> np.ndarray:
         """The lowest of LEVELS that joins two ranks, as its number."""
-        same_rail = (source % self.machine == target % self.machine) & (
-            source // self.pod == target // self.pod
-        )
-        return np.where(source // self.machine == target // self.machine, 0, np.where(same_rail, 1, 2))
+        machine, pod = self.machine, self.pod
+        rail = (source % machine == target % machine) & (source // pod == target // pod)
+        return np.where(source // machine == target // machine, 0, np.where(rail, 1, 2))
 
     def links(self, source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(latency, bytes per second) of messages that go at the same time."""

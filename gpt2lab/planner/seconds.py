@@ -157,10 +157,8 @@ class RankOnCluster:
 
     def work(self, flops: float, moved: float, operators: float) -> float:
         """Seconds of operators with so many operations and so many bytes read and written element by element."""
-        device = self.device
-        return (
-            self.crowd * self.slowed * (flops / device.rate + moved / device.copy + operators * device.launch)
-        )
+        device, slower = self.device, self.crowd * self.slowed
+        return slower * (flops / device.rate + moved / device.copy + operators * device.launch)
 
 
 def _stage_times(machine: RankOnCluster, stage: int, rows: int, tokens: int) -> dict[str, dict[str, float]]:
@@ -209,9 +207,8 @@ def routed(machine: RankOnCluster) -> float:
 def block_work(share: RankShare, rows: int, tokens: int) -> tuple[float, float, int]:
     """(operations, bytes, operators) of a block's forward: four products, attention's two, and what is in between."""
     config, plan, n = share.config, share.plan, rows * tokens
-    c = config.n_embd
+    c, net = config.n_embd, share.net
     seen = pairs_seen(share, tokens) * rows
-    net = share.net
     flops = (2 * net.multiplied * n + 4 * c * seen) / plan.tp
     cut = 4 * c + 2 * net.keys + 2 * net.active * (2 + net.gated) * net.mlp  # GPT-2's: 22 C
     moved = share.itemsize * n * (12 * c / (plan.tp if plan.sp else 1) + cut / plan.tp)

@@ -263,11 +263,10 @@ def _parameters(
     """
     net, c, cut = units(config), config.n_embd, n > 1
     hidden, biased, many = split_sizes(net.mlp, n)[rank], 1 + net.bias, net.mlps
-    norm = lambda name: [(f"{name}.weight", c, False, sp), (f"{name}.bias", c, False, sp)][:biased]
-    column = lambda name, width: [(f"{name}.weight", width * c, cut), (f"{name}.bias", width, cut)][:biased]
-    row = lambda name, width, bias: [(f"{name}.weight", width * c, cut), (f"{name}.bias", bias, False, sp)][
-        :biased
-    ]
+    both = lambda name, weight, bias: [(f"{name}.weight", *weight), (f"{name}.bias", *bias)][:biased]
+    norm = lambda name: both(name, (c, False, sp), (c, False, sp))
+    column = lambda name, width: both(name, (width * c, cut), (width, cut))
+    row = lambda name, width, bias: both(name, (width * c, cut), (bias, False, sp))
     attention = column("attn.c_attn", (c + 2 * net.keys) // n) + row("attn.c_proj", c // n, c)
     block = norm("ln_1") + attention + norm("ln_2")
     dense = [("mlp.router.weight", many * c)] * (many > 1)
@@ -286,15 +285,9 @@ def _parameters(
 def _mixture(config: GPT2Config, ep: int) -> list[tuple]:
     """The router and the experts that are here, each GPT-2's MLP, of a layer."""
     c, count = config.n_embd, config.experts.experts
-    parts = (
-        ("c_fc.weight", 4 * c * c),
-        ("c_proj.weight", 4 * c * c),
-        ("c_fc.bias", 4 * c),
-        ("c_proj.bias", c),
-    )
-    here = [
-        (f"mlp.experts.{e}.{name}", n, False, False, ep > 1) for e in range(count // ep) for name, n in parts
-    ]
+    parts = ("c_fc.weight", 4 * c * c), ("c_proj.weight", 4 * c * c), ("c_fc.bias", 4 * c), ("c_proj.bias", c)
+    expert = [(name, n, False, False, ep > 1) for name, n in parts]
+    here = [(f"mlp.experts.{e}.{name}", *rest) for e in range(count // ep) for name, *rest in expert]
     return [("mlp.router.weight", count * c), *here]
 
 

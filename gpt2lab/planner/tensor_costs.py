@@ -39,17 +39,15 @@ class Shape:
 def enter_cost(shape: Shape, rank: int = 0, sp: bool = False, lean: bool = True) -> tuple[list, list]:
     """What a column-parallel layer sends, forward and backward: lists of (operation, bytes, messages)."""
     if not sp:
-        return [], [("all_reduce", *all_reduce_cost(shape.chunks(_btc(shape)), rank))]
+        whole = shape.chunks(shape.rows * shape.length * shape.width)
+        return [], [("all_reduce", *all_reduce_cost(whole, rank))]
     gather = ("all_gather", *all_gather_cost(shape.tokens(), rank))
     return [gather], [("reduce_scatter", *reduce_scatter_cost(shape.tokens(), rank))] + [gather] * lean
 
 
 def leave_cost(shape: Shape, rank: int = 0, sp: bool = False) -> tuple[list, list]:
-    """What a row-parallel layer, or the embedding, sends, likewise."""
-    if not sp:
-        return [("all_reduce", *all_reduce_cost(shape.chunks(_btc(shape)), rank))], []
-    back = [("all_gather", *all_gather_cost(shape.tokens(), rank))]
-    return [("reduce_scatter", *reduce_scatter_cost(shape.tokens(), rank))], back
+    """What a row-parallel layer, or the embedding, sends: the same the other way round, and nothing again."""
+    return enter_cost(shape, rank, sp, lean=False)[::-1]
 
 
 def loss_cost(shape: Shape, rank: int = 0) -> list:
@@ -91,7 +89,3 @@ def kept_bytes(shape: Shape, rank: int = 0, sp: bool = False, lean: bool = True)
     hidden = shape.share(4 * c, rank)
     cut = b * t * (4 * c // shape.ranks + 2 * hidden + shape.heads // shape.ranks)
     return shape.itemsize * (norms + cut)
-
-
-def _btc(shape: Shape) -> int:
-    return shape.rows * shape.length * shape.width

@@ -227,4 +227,4 @@ def _edge(op: Op) -> tuple[str, int]:
 
 
 def _key(op: Op) -> Op:
-    return op._replace(kind="I") if op.kind == "B" else op
+    return Op("I", op.stage, op.micro) if op.kind == "B" else op

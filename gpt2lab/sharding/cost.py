@@ -103,7 +103,9 @@ class Path:
 
     def total(self, mesh: Mesh, element: int = 1) -> tuple[int, int]:
         """(bytes, messages) that all ranks send together."""
-        return added(self.cost(mesh, place, element) for place in places(mesh))
+        steps, axes = zip(self.steps, self.layouts, strict=False), tuple(mesh.items())
+        size, messages = added(_total(step, tuple(self.shape), layout, axes) for step, layout in steps)
+        return element * size, messages
 
 
 @checked(mesh=1)

@@ -177,15 +177,12 @@ def level(node: Node) -> int:
 
 def _proposals(node: Node, names, axis, state):
     """(place of who says it, value, dimension) of what one operator proposes for one axis."""
+    at = [state[name].get(axis) for name in names]
     for option in node.options:
-        dims = (*option.inputs, option.output)
-        says = [
-            n
-            for n, (name, dim) in enumerate(zip(names, dims, strict=True))
-            if isinstance(dim, int) and state[name].get(axis) == dim
-        ]
-        for name, dim in zip(names, dims, strict=True) if says else ():
-            if isinstance(dim, int) and axis not in state[name]:
+        rows = [*zip(names, (*option.inputs, option.output), at, strict=True)]
+        says = [n for n, (_, dim, now) in enumerate(rows) if isinstance(dim, int) and now == dim]
+        for name, dim, now in rows if says else ():
+            if isinstance(dim, int) and now is None:
                 yield says[0], name, dim
 
 
