@@ -201,7 +201,7 @@ OVER = {
     "sharding": 3_149,
     "planner": 5_884,
     "classroom": 2_311,
-    "core": 12_173,
+    "core": 12_172,
     "the package": 48_884,
 }  # too large today: these may only shrink
 
