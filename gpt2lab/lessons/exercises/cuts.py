@@ -31,11 +31,10 @@ def megabytes(cuts: list[str]) -> float:
     assert len(cuts) == len(ALEXNET), f"AlexNet has {len(ALEXNET)} layers, and you cut {len(cuts)}"
     strange = [cut for cut in cuts if cut not in MAKES]
     assert not strange, f"{strange[0]!r} is no cut. Use batch, columns or rows"
-    share = (RANKS - 1) / RANKS * 4 / 1e6
     total = 2 * sum(w for (_, w, _), cut in zip(ALEXNET, cuts, strict=True) if cut == "batch")
     for (_, _, activations), (cut, following) in zip(ALEXNET, pairwise([*cuts, "batch"]), strict=True):
         total += CHANGES[MAKES[cut], following] * IMAGES * activations
-    return share * total
+    return (RANKS - 1) / RANKS * 4 / 1e6 * total
 
 
 def choose(answer) -> str:

@@ -49,14 +49,15 @@ def closed(
     A name may be that of one function, such as "gpt2lab.verify.verify". An answer may neither read the checker's
     variables through its frames nor end this watch; where it catches what is raised, the block raises it at its end.
     """
-    said, rooms = [], tuple({name.partition(".")[0] for name in modules})
+    said = []
 
     def watch(frame, event, called):
         if event == "c_call" and called in (sys._getframe, sys.setprofile, sys.settrace):
             asks = frame.f_back if frame.f_globals.get("__name__") == "inspect" else frame
             if not asks.f_code.co_filename.startswith(LIBRARIES):
                 said.append(f"sys.{called.__name__} is closed here: an answer does not look into its checker")
-        elif event == "call" and (module := frame.f_globals.get("__name__", "")).startswith(rooms):
+        elif event == "call":
+            module = frame.f_globals.get("__name__", "")
             name = f"{module}.{frame.f_code.co_name}"
             if name.startswith(modules) and module not in OPEN:
                 knows = f"{name} knows the answer, and it is closed here. Write it yourself"
