@@ -187,7 +187,7 @@ def main(names: list[str]) -> int:
     print(f"TODAY={os.environ['TODAY']}: {day}{f', of lesson {LESSON}' * bool(LESSON)}", flush=True)
     for name, value in {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "PYTHONHASHSEED": "0"}.items():
         os.environ.setdefault(name, value)
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what hundreds of processes import is compiled once
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of hundreds of processes compiles the package
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(ROOT / "tests"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     )

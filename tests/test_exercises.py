@@ -15,9 +15,21 @@ import torch
 
 from gpt2lab.lessons.answers import as_expected, exercises, setup, words_of
 from gpt2lab.lessons.desk import Desk, split
-from gpt2lab.lessons.exercises import STATUS, NotPassed, by_hand, check, close, cuts, engine, unaided, verdict
+from gpt2lab.lessons.exercises import (
+    STATUS,
+    NotPassed,
+    by_hand,
+    check,
+    close,
+    cuts,
+    engine,
+    trade_off,
+    unaided,
+    verdict,
+)
 from gpt2lab.lessons.source import read_lesson
 from gpt2lab.planner import metrics
+from gpt2lab.verify import verify
 
 pytestmark = pytest.mark.live  # most exercises run on ranks
 SOURCES = sorted(Path(__file__).parents[1].joinpath("notebooks", "src").glob("*.py"))
@@ -79,7 +91,10 @@ def prove(lesson, chosen=lambda text: True) -> list[str]:
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
-def test_solutions_pass_blanks_are_todo_and_wrong_answers_fail(source, monkeypatch):
+def test_solutions_pass_blanks_are_todo_and_wrong_answers_fail(source, monkeypatch, pools):
+    # warm ranks, for which the serial run is computed once
+    warm = lambda plan, ranks: verify(plan, ranks=ranks or pools[plan.world])
+    monkeypatch.setattr(trade_off, "verify", warm)
     own = tiers.touched(source.relative_to(tiers.ROOT).as_posix())
     number, known = source.name[:2], Mock(**{"get.side_effect": engine.known().get})
     monkeypatch.setattr(engine, "known", lambda: known)

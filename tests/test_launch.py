@@ -263,6 +263,32 @@ def test_ranks_begin_with_what_their_parent_has_imported_but_run_the_files_as_th
     assert done.stdout.splitlines() == [*(str([one] * 2) for one in want), "[False]"], done.stderr
 
 
+CHECKERS = r"""
+import importlib, pkgutil, sys
+import gpt2lab.plots.style
+from gpt2lab import launch
+from gpt2lab.lessons import exercises
+
+names = [exercises.__name__ + "." + module.name for module in pkgutil.iter_modules(exercises.__path__)]
+checkers = [importlib.import_module(name) for name in names]
+
+def imported_here(rank, world_size, checkers):
+    from gpt2lab.processes.preload import FILES
+    own = [name for name in sys.modules if name[:7] == "gpt2lab" and sys.modules[name].__file__ not in FILES]
+    return len(checkers), own, "matplotlib" in sys.modules
+
+print(launch(imported_here, checkers, ranks=2))
+"""
+
+
+def test_a_rank_that_tries_an_answer_imports_nothing_more_and_nothing_that_draws():
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        pytest.skip("here every rank imports for itself")
+    done = subprocess.run([sys.executable, "-c", CHECKERS], capture_output=True, text=True)
+    checkers = len(list(Path(launching.__file__).parents[1].glob("lessons/exercises/[!_]*.py")))
+    assert done.stdout == f"{[(checkers, [], False)] * 2}\n", done.stderr
+
+
 def test_wrong_arguments_are_refused_before_any_process_starts(monkeypatch):
     monkeypatch.setattr(
         "gpt2lab.processes.pool.Pool.__init__", lambda *_: pytest.fail("a process was started")

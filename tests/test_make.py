@@ -132,6 +132,13 @@ def test_parts_say_what_they_took_and_fail_when_one_fails(checkout):
     assert [(words[0], words[-1]) for words in report[:2]] == [("mutants", "FAILED"), ("browser", "ok")]
 
 
+def test_processes_of_a_part_keep_what_they_compiled_for_the_next(checkout):
+    done = run_parts(
+        checkout, 'echo "kept: ${PYTHONDONTWRITEBYTECODE-yes}"', "tests", PYTHONDONTWRITEBYTECODE="1"
+    )
+    assert done.returncode == 0 and "kept: yes" in done.stdout
+
+
 def test_what_does_not_exist_is_refused_with_what_does(checkout):
     done = run_parts(checkout, "exit 0", "unit")
     assert done.returncode == 2 and "There is no part 'unit'. Use lint, tests," in done.stdout

@@ -14,8 +14,8 @@ from ..machine.huge_pages import ask_for_huge_pages
 from .orphans import ASKS_TO_END, PARENT, PRELOAD
 
 STARTING = threading.Lock()
-# rooms that draw or judge, which ranks seldom need
-ONLY_HERE = ("benchmarks", "classroom", "cli", "commands", "lessons", "plots")
+# rooms that draw, measure or grade, which ranks seldom need
+ONLY_HERE = ("benchmarks", "classroom", "cli", "commands", "plots")
 
 
 def context():

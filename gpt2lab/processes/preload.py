@@ -2,7 +2,7 @@
 
 `exit_with_parent` runs first, because the imports take seconds, in which the parent may be killed. torch._dynamo is
 imported because the first optimizer of a process imports it, which would cost every rank two seconds. Of this package
-it is what the parent has imported and names in the environment.
+it is what every rank needs to join the others, and what the parent has imported and names in the environment.
 """
 
 import contextlib
@@ -18,14 +18,13 @@ orphans.exit_with_parent()
 import cloudpickle  # noqa: E402, F401
 import numpy  # noqa: E402, F401
 import torch  # noqa: E402
-import torch._dynamo  # noqa: E402
-import torch.distributed  # noqa: E402, F401
+import torch._dynamo  # noqa: E402, F401
 
 from .forkserver import loaded  # noqa: E402
 
-for name in os.environ.pop(orphans.PRELOAD, "").split():
+for name in ("..transport.group", ".launchers", *os.environ.pop(orphans.PRELOAD, "").split()):
     with contextlib.suppress(Exception):  # a rank that needs it will say what is wrong with it
-        importlib.import_module(name)
+        importlib.import_module(name, __package__)
 
 
 def _written(file: str) -> int:

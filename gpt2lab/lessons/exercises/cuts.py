@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-from ...plots.tensor import ALEXNET
 from . import Task, returned, scored
 
 RANKS, IMAGES = 8, 128
@@ -27,20 +26,21 @@ BAR, BEST = 45, 39.3
 
 def megabytes(cuts: list[str]) -> float:
     """What a rank sends in a step, forward and backward, in MB of float32: gradients of weights, and activations."""
-    share = (RANKS - 1) / RANKS * 4 / 1e6
+    from ...plots.tensor import ALEXNET  # not above: a rank draws nothing
+
+    assert len(cuts) == len(ALEXNET), f"AlexNet has {len(ALEXNET)} layers, and you cut {len(cuts)}"
+    strange = [cut for cut in cuts if cut not in MAKES]
+    assert not strange, f"{strange[0]!r} is no cut. Use batch, columns or rows"
     total = 2 * sum(w for (_, w, _), cut in zip(ALEXNET, cuts, strict=True) if cut == "batch")
     for (_, _, activations), (cut, following) in zip(ALEXNET, pairwise([*cuts, "batch"]), strict=True):
         total += CHANGES[MAKES[cut], following] * IMAGES * activations
-    return share * total
+    return (RANKS - 1) / RANKS * 4 / 1e6 * total
 
 
 def choose(answer) -> str:
     """Exercise: the cut of each of AlexNet's eight layers; the score is what a rank sends."""
     cuts = returned(answer())
     cuts = cuts.split() if isinstance(cuts, str) else list(cuts)
-    assert len(cuts) == len(ALEXNET), f"AlexNet has {len(ALEXNET)} layers, and you cut {len(cuts)}"
-    strange = [cut for cut in cuts if cut not in MAKES]
-    assert not strange, f"{strange[0]!r} is no cut. Use batch, columns or rows"
     return scored(round(megabytes(cuts), 1), "MB", bar=BAR, best=BEST)
 
 

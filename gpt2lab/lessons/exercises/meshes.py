@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from types import MappingProxyType
 
@@ -118,7 +118,8 @@ def _norm_on_a_rank(axis, answer, text: str) -> tuple:
     return None if value is None else float(value), changed, sum(e.bytes for e in comm.log)
 
 
-def _norm_in_one(rank: int, text: str) -> tuple:
+@cache
+def _norm_in_one() -> tuple:
     model, batch = GPT2(CONFIG).double(), example_batch(CONFIG, 7, 11)
     model.load_state_dict(example_weights(CONFIG))
     (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
@@ -127,7 +128,7 @@ def _norm_in_one(rank: int, text: str) -> tuple:
 
 norm = ranked(
     ("the norm", "whether gradients change", "bytes sent, as one number need travel,"),
-    _norm_in_one,
+    lambda rank, text: _norm_in_one(),
     _norm_on_a_rank,
     4,
     shown=[("dp=2,tp=2",), ("pp=2,tp=2,micro=2",)],

@@ -114,6 +114,7 @@ def _sends(marks: dict[str, str]) -> dict:
     }
 
 
+@cache
 def _megatrons() -> dict:
     want = _sends(MEGATRON)
     return want | {
@@ -168,9 +169,8 @@ def _a_dict(marks) -> dict:
 
 def _program(marks):
     """The puzzle's graph, partitioned by marks."""
-    _a_dict(marks)
     try:
-        return partition(puzzle(), propagate(puzzle(), marks, AXES), AXES)
+        return partition(puzzle(), propagate(puzzle(), _a_dict(marks), AXES), AXES)
     except ValueError as error:
         raise AssertionError(str(error)) from None
 

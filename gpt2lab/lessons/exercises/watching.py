@@ -128,9 +128,9 @@ def memories(least: int) -> set[int]:
 
     What torch keeps in a layout of its own (sparse, oneDNN's) has no storage to look at.
     """
-    tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
-    storages = [t.untyped_storage() for t in tensors if t.layout == torch.strided]
-    return {storage.data_ptr() for storage in storages if storage.nbytes() >= least}
+    kinds = torch.Tensor, torch.nn.Parameter
+    tensors = [thing for thing in gc.get_objects() if type(thing) in kinds and thing.layout == torch.strided]
+    return {s.data_ptr() for s in map(torch.Tensor.untyped_storage, tensors) if s.nbytes() >= least}
 
 
 class Watched(list):

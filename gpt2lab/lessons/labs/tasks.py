@@ -12,10 +12,8 @@ from tempfile import TemporaryDirectory, gettempdir
 import torch
 
 from ...benchmarks import race
-from ...benchmarks.race import Contest
 from ...machine.speed import using_threads
 from ...model import GPT2, GPT2Config
-from ...plots.paraver import messages_between, save_paraver
 from ...ranks import comm, trace
 from ...ranks.mesh import Mesh
 from ...reference import example_batch
@@ -115,6 +113,8 @@ def write_traces(spans: list, logs: list) -> Path:
     folder = Path(gettempdir(), "gpt2lab-traces")
     folder.mkdir(exist_ok=True)
     trace.save_chrome(trace.merge(spans), folder / "tasks.json")
+    from ...plots.paraver import messages_between, save_paraver  # not above: a rank draws nothing
+
     save_paraver([s for of_rank in spans for s in of_rank], folder / "tasks.prv", messages_between(logs))
     return folder
 
@@ -178,7 +178,7 @@ def _mask(task: Task, name: str, tensor: torch.Tensor, modes: tuple[str, ...]) -
 
 def turns(contestants: dict[str, Callable], repeat: int = 5) -> dict[str, list[float]]:
     """Milliseconds of each contestant; they take turns, after one that does not count."""
-    spans, *_ = race.turns(Contest(contestants), repeat, 1)
+    spans, *_ = race.turns(race.Contest(contestants), repeat, 1)
     return {name: [1e3 * (end - start) for start, end in of_one] for name, of_one in spans.items()}
 
 
