@@ -266,12 +266,16 @@ def test_a_variable_of_a_launcher_that_is_no_number_is_named(name, monkeypatch):
         launchers.launched()
 
 
-@pytest.mark.parametrize("rank", ["2", "-1"])
+@pytest.mark.parametrize("rank", [2, -1])
 def test_a_rank_that_its_world_does_not_have_is_told(rank, monkeypatch):
-    for key, value in {"RANK": rank, "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+    for key, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}.items():
         monkeypatch.setenv(key, value)
-    with pytest.raises(ValueError, match=f"^RANK={rank} is no rank of WORLD_SIZE=2. Use 0 to 1."):
-        launchers.launched()
+    here = launchers.Launched("torchrun", rank, 2, 0, 2)
+    with (
+        pytest.raises(ValueError, match=f"There is no rank {rank} of 2."),
+        launchers.process_group(here, timeout=1),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(

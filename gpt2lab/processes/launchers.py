@@ -50,10 +50,6 @@ def launched() -> Launched | None:
     for launcher, names in LAUNCHERS.items():
         if all(n in os.environ for n in names):
             rank, world_size, local_rank = (_number(n) for n in names)
-            if world_size > 1 and not 0 <= rank < world_size:
-                raise ValueError(
-                    f"{names[0]}={rank} is no rank of {names[1]}={world_size}. Use 0 to {world_size - 1}."
-                )
             if world_size > 1:
                 job, restarts = RESTARTS.get(launcher, ("", ""))
                 again = _number(restarts, 0)
@@ -97,6 +93,10 @@ def process_group(here: Launched, device: str = "cpu", timeout: float = 300.0):
     address = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
     if not 0 < address[1] < 2**16:
         raise ValueError(f"MASTER_PORT={address[1]} is no port. Use 1 to 65535.")
+    if not 0 <= here.rank < here.world_size:
+        raise ValueError(
+            f"There is no rank {here.rank} of {here.world_size}. Let the launcher use 0 to one less."
+        )
     try:
         socket.getaddrinfo(address[0], None)
     except OSError as error:
