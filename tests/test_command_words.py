@@ -268,7 +268,7 @@ def test_a_prompt_may_say_where_a_text_ends(capsys, monkeypatch):
 def test_a_race_says_that_its_folder_is_a_file_before_it_measures(name, tmp_path, capsys, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setattr(f"gpt2lab.benchmarks.{name}.run", lambda args: pytest.fail("it was run"))
-    assert cli.main(["bench", name, "--quick", "--out", str(tmp_path / "file")]) == 1
+    assert cli.main(["bench", name, "--quick", "--out", str(tmp_path / "file")]) == 2
     assert "file: File exists. Use another name." in capsys.readouterr().err
 
 
