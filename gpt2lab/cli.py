@@ -180,7 +180,8 @@ def _one(arguments: list[str]) -> int:
         if debug or (said := in_words(error)) is None:
             raise
         print(f"gpt2lab {name}: {said}", file=sys.stderr)
-        return 2 if isinstance(error, (ValueError, *WAYS)) else 1
+        wrong = getattr(error, "ename", "") == "BadCheckpoint" or isinstance(error, (ValueError, *WAYS))
+        return 2 if wrong else 1
     except KeyboardInterrupt:
         print(f"\ngpt2lab {name}: interrupted.", file=sys.stderr)
         return 130
