@@ -64,6 +64,9 @@ def overview() -> str:
     lines = ["usage: gpt2lab COMMAND [options]", "", "GPT-2 in parallel: run it and check it.", ""]
     lines += [f"  {name:10}{about}" for name, (_, about) in COMMANDS.items()]
     lines += ["", "gpt2lab COMMAND --help explains a command; --debug shows where an error came from."]
+    lines += [
+        "Exit status: 0 done; 1 failed, or what is compared differs; 2 cannot be done as typed; 130 Ctrl-C."
+    ]
     return "\n".join(lines)
 
 
@@ -82,7 +85,7 @@ def in_words(error: Exception) -> str | None:
         return "\n".join([f"{where}there is not enough memory. {SMALLER}", *getattr(error, "__notes__", [])])
     if isinstance(error, OSError) and error.strerror:
         way = WAYS.get(type(error)) or FULL.get(error.errno, "")
-        return f"{error.filename or 'A file'}: {error.strerror}. {way}".rstrip()
+        return f"{error.filename or 'A file or the output'}: {error.strerror}. {way}".rstrip()
     if isinstance(error, OSError | ValueError | FloatingPointError):
         return str(error)
     return told(error) if getattr(error, "ename", "") in TOLD else None
@@ -92,7 +95,9 @@ def entry() -> int:
     """The shell's entry point: a process that will compute restarts itself with huge pages, if there are any."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import, until a command runs
-    for stream in filter(None, (sys.stdout, sys.stderr)):
+    for name in ("stdin", "stdout", "stderr"):  # in the place of one that is closed no other file may open
+        setattr(sys, name, getattr(sys, name) or os.fdopen(os.open(os.devnull, os.O_RDWR), "r+"))
+    for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # what a terminal cannot show is no error
     try:
         os.getcwd()
@@ -120,7 +125,7 @@ def end_at_once(status: int) -> None:
     In about one of 30 ends on a busy machine a thread of gloo outlives what it belongs to, and C++ aborts the process:
     "terminate called without an active exception". The work is done and written by then.
     """
-    for stream in filter(None, (sys.stdout, sys.stderr)):
+    for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(status)
@@ -130,14 +135,16 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns its exit status. An error that the user can fix is one sentence, without a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        status = _one(arguments)
-        if sys.stdout:
+        try:
+            return _one(arguments)
+        finally:
             sys.stdout.flush()
-        return status
     except BrokenPipeError:  # as under `| head`: what is still to be written goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print("gpt2lab: nobody reads the output any more.", file=sys.stderr)
-        return 1
+    except OSError as error:
+        print(f"gpt2lab: {in_words(error)}", file=sys.stderr)
+    return 1
 
 
 def _one(arguments: list[str]) -> int:
@@ -173,7 +180,8 @@ def _one(arguments: list[str]) -> int:
         if debug or (said := in_words(error)) is None:
             raise
         print(f"gpt2lab {name}: {said}", file=sys.stderr)
-        return 1
+        wrong = getattr(error, "ename", "") == "BadCheckpoint" or isinstance(error, (ValueError, *WAYS))
+        return 2 if wrong else 1
     except KeyboardInterrupt:
         print(f"\ngpt2lab {name}: interrupted.", file=sys.stderr)
         return 130

@@ -70,9 +70,9 @@ def test_files_are_compared_on_the_command_line_and_others_are_refused(tmp_path,
     assert cli.main(["bench", "--compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")]) == 0
     assert "faster" in capsys.readouterr().out
     (tmp_path / "other.json").write_text("[1]")
-    assert cli.main(["bench", "--compare", str(tmp_path / "a.json"), str(tmp_path / "other.json")]) == 1
+    assert cli.main(["bench", "--compare", str(tmp_path / "a.json"), str(tmp_path / "other.json")]) == 2
     assert "other.json is no report of `gpt2lab bench --all`" in capsys.readouterr().err
-    assert cli.main(["bench"]) == 1
+    assert cli.main(["bench"]) == 2
     assert "which benchmark? Choose from collectives" in capsys.readouterr().err
 
 

@@ -57,7 +57,7 @@ def test_published_figures_give_the_published_metrics():
 
 
 def test_too_few_rows_are_refused_in_a_sentence(capsys):
-    assert main(["bench", "tasks", "--rows", "1"]) == 1
+    assert main(["bench", "tasks", "--rows", "1"]) == 2
     assert "1 rows, 2 workers" in capsys.readouterr().err
 
 

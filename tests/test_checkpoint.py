@@ -581,7 +581,7 @@ def test_a_run_goes_on_with_the_checkpoint_that_is_named(tiny, tmp_path):
     (run,) = tmp_path.iterdir()
     older, newest = checkpoint.all_in(run)
     (newest / "config.json").write_text("{}")
-    assert main(["train", "--resume", str(run)]) == 1  # damaged
+    assert main(["train", "--resume", str(run)]) == 2  # damaged
     assert main(["train", "--resume", str(older)]) == 0
     assert checkpoint.read_state(newest)["step"] == 2
 

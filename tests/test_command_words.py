@@ -1,5 +1,6 @@
 """What commands print, choose and return: each number that they print is the one that it says it is."""
 
+import errno
 import io
 import json
 import math
@@ -267,5 +268,31 @@ def test_a_prompt_may_say_where_a_text_ends(capsys, monkeypatch):
 def test_a_race_says_that_its_folder_is_a_file_before_it_measures(name, tmp_path, capsys, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setattr(f"gpt2lab.benchmarks.{name}.run", lambda args: pytest.fail("it was run"))
-    assert cli.main(["bench", name, "--quick", "--out", str(tmp_path / "file")]) == 1
+    assert cli.main(["bench", name, "--quick", "--out", str(tmp_path / "file")]) == 2
     assert "file: File exists. Use another name." in capsys.readouterr().err
+
+
+class Failing(io.StringIO):
+    """A stream whose `write` raises what it is given."""
+
+    def __init__(self, error: OSError):
+        self.error = error
+
+    def write(self, text):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [(OSError(errno.ENOSPC, "No space left on device"), []), (BrokenPipeError(), ["a reader of the output"])],
+)
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_no_line_that_cannot_be_written_costs_a_run_its_steps(error, ends, stream, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, stream, Failing(error))
+    with train._stop_on_interrupt(tmp_path) as interrupted:
+        print("step 10: loss 3", file=getattr(sys, stream), flush=True)
+    assert [why[: len(end)] for why, end in zip(interrupted, ends, strict=True)] == ends
+    with pytest.raises(OSError), train._stop_on_interrupt(None):  # a benchmark has nothing to lose
+        print("median", file=getattr(sys, stream))
+    with pytest.raises(OSError):  # told when the run has ended
+        print("saved", file=getattr(sys, stream))

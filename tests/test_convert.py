@@ -50,7 +50,7 @@ def test_it_is_refused_in_one_sentence_that_names_the_command(old, capsys):
         with pytest.raises(checkpoint.BadCheckpoint) as error:
             call(folder)
         assert str(error.value) == words
-    assert main(["train", "--resume", str(old)]) == 1
+    assert main(["train", "--resume", str(old)]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"gpt2lab train: {words}"
 
 
@@ -73,10 +73,10 @@ def test_a_converted_run_goes_on_where_it_ended(old, tmp_path, capsys):
 
 def test_one_checkpoint_can_be_converted_and_nothing_is_overwritten(old, tmp_path, capsys):
     (folder,) = checkpoint.all_in(old)
-    for status in (0, 1):
+    for status in (0, 2):
         assert main(["convert", str(folder), str(tmp_path / "one")]) == status
     assert checkpoint.read_state(tmp_path / "one")["step"] == 1
-    assert main(["convert", str(tmp_path / "one"), str(tmp_path / "two")]) == 1  # it is one of this version
+    assert main(["convert", str(tmp_path / "one"), str(tmp_path / "two")]) == 2  # it is one of this version
     said = capsys.readouterr().err.splitlines()
     assert said[0] == f"gpt2lab convert: {tmp_path / 'one'} exists already. Use the name of a new folder."
     assert said[1].endswith(
@@ -89,7 +89,7 @@ def test_of_a_run_with_a_damaged_checkpoint_nothing_is_left(old, tmp_path, capsy
     (folder,) = checkpoint.all_in(old)
     shutil.copytree(folder, old / "checkpoint-0000002")
     (old / "checkpoint-0000002" / "config.json").write_text("{}")
-    assert main(["convert", str(old), str(tmp_path / "new")]) == 1
+    assert main(["convert", str(old), str(tmp_path / "new")]) == 2
     assert (
         "checkpoint-0000002 is damaged, so it was not converted: the sha256 of config"
         in capsys.readouterr().err
@@ -124,7 +124,7 @@ def test_no_forged_file_runs_code(name, protocol, old, tmp_path, capsys):
     text = pickle.dumps(Touches(effect), protocol) if name == ".metadata" else forged.getvalue()
     (folder / name).write_bytes(text.ljust((folder / name).stat().st_size, b"\0"))
     seal_again(folder)
-    assert main(["convert", str(old), str(tmp_path / "new")]) == 1
+    assert main(["convert", str(old), str(tmp_path / "new")]) == 2
     assert "is damaged, so it was not converted" in capsys.readouterr().err
     assert not effect.exists() and not (tmp_path / "new").exists()
     pickle.loads(pickle.dumps(Touches(effect), protocol))
@@ -136,7 +136,7 @@ def test_a_list_that_looks_for_tensors_elsewhere_is_refused(old, tmp_path, capsy
     data = (folder / ".metadata").read_bytes()
     (folder / ".metadata").write_bytes(data.replace(b"__0_0.distcp", b"/../../secre"))
     seal_again(folder)
-    assert main(["convert", str(old), str(tmp_path / "new")]) == 1
+    assert main(["convert", str(old), str(tmp_path / "new")]) == 2
     assert "it looks for tensors in '/../../secre'" in capsys.readouterr().err
 
 
@@ -149,7 +149,7 @@ def test_flips_and_cuts_of_any_file_are_refused(old, tmp_path, capsys):
             at, bit = chance.randrange(len(data)), chance.randrange(8)
             for wrong in (data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :], data[:at]):
                 (folder / name).write_bytes(wrong)
-                assert main(["convert", str(old), str(tmp_path / "new")]) == 1
+                assert main(["convert", str(old), str(tmp_path / "new")]) == 2
                 assert name in capsys.readouterr().err
         (folder / name).write_bytes(data)
     shutil.rmtree(tmp_path / "new", ignore_errors=True)

@@ -78,7 +78,7 @@ def test_what_is_no_such_file_is_named_with_the_way_out(line, words, here, capsy
     (here / "folder.csv").mkdir()
     before = sorted(here.iterdir())
     status, _, said = answer(line, capsys)
-    assert status == 1 and words in said and len(said.splitlines()) == 1
+    assert status == 2 and words in said and len(said.splitlines()) == 1
     assert sorted(here.iterdir()) == before
 
 
@@ -87,9 +87,11 @@ def test_a_full_disk_and_an_error_without_a_file_are_told():
     assert cli.in_words(full) == "x/log.txt: No space left on device. Make room, or use another place."
     assert (
         cli.in_words(OSError(errno.EMFILE, "Too many"))
-        == "A file: Too many. Allow more of them: ulimit -n 1024."
+        == "A file or the output: Too many. Allow more of them: ulimit -n 1024."
     )
-    assert cli.in_words(OSError(errno.EIO, "Input/output error")) == "A file: Input/output error."
+    assert (
+        cli.in_words(OSError(errno.EIO, "Input/output error")) == "A file or the output: Input/output error."
+    )
     assert cli.in_words(OSError("Neither can be written. Set XDG_CACHE_HOME.")).startswith("Neither can be")
 
 
@@ -126,7 +128,7 @@ def test_what_a_terminal_cannot_show_is_no_error(tmp_path):
     more = {"PYTHONIOENCODING": "ascii", "HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     line = [*GPT2LAB, "schedule", "missing\u00e9.csv"]
     found = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=os.environ | more)
-    assert found.returncode == 1
+    assert found.returncode == 2
     assert found.stderr == "gpt2lab schedule: missing\\xe9.csv: No such file or directory. Check its name.\n"
     shown = "import sys; from gpt2lab import cli; cli.overview = lambda: 'caf\\xe9'; sys.argv = ['x']; cli.entry()"
     found = subprocess.run(
@@ -150,17 +152,62 @@ def test_files_of_other_programs_are_no_notebooks_reports_grades_or_calibrations
         "plan --config nano --ranks 2": "report.json is damaged. Measure again: gpt2lab calibrate",
     }.items():
         status, _, said = answer(line, capsys)
-        assert status == 1 and words in said and len(said.splitlines()) == 1, (line, said)
+        assert status == 2 and words in said and len(said.splitlines()) == 1, (line, said)
     assert (here / "grades.json").read_bytes() == junk
 
 
 @pytest.mark.parametrize(
-    "report", ['{"a": 3}', '{"a": {"b": []}}', '{"a": {"b": ["x"]}}', '{"a": {"b": [0]}}', '{"a": {"b": 3}}']
-)
+    "report",
+    [
+        '{"a": 3}', '{"a": {"b": []}}', '{"a": {"b": ["x"]}}', '{"a": {"b": [0]}}', '{"a": {"b": 3}}',
+        '{"a": {"b": [NaN]}}', '{"a": {"b": [1, Infinity]}}', '{"a": {"b": [-1, 2]}}', '{"a": {"b": [1e308, 1e308]}}',
+        '{"a": {"b": [1%s]}}' % ("0" * 400), '{"a": {"b": [1]}}, "rounds": -1',
+        '{"a": {"b": [1]}}, "machine": {"a": [1]}',
+    ],
+)  # fmt: skip
 def test_a_report_is_read_to_its_last_number(report, here, capsys):
     (here / "a.json").write_text(f'{{"machine": {{}}, "rounds": 5, "seconds": {report}}}')
     status, _, said = answer("bench --compare a.json a.json", capsys)
-    assert status == 1 and "a.json is no report of" in said
+    assert status == 2 and "a.json is no report of" in said
+
+
+def test_reports_that_have_nothing_in_common_are_not_called_unchanged(here, capsys):
+    for name in ("ours", "theirs"):
+        (here / name).write_text(f'{{"machine": {{}}, "rounds": 5, "seconds": {{"a": {{"{name}": [1]}}}}}}')
+    status, _, said = answer("bench --compare ours theirs", capsys)
+    assert status == 2 and "have no number in common. Use reports of the same benchmarks." in said
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "bench --compare endless.json endless.json", "schedule endless.csv", "plan --config endless.json",
+        "plan --cluster endless.toml", "plan --config nano --cluster laptop --ranks 2 --figure endless.png",
+    ],
+)  # fmt: skip
+def test_a_pipe_that_nobody_writes_or_reads_is_waited_for_by_no_command(line, here, capsys):
+    for end in ("json", "csv", "toml", "png"):
+        os.mkfifo(here / f"endless.{end}")
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits"))
+    signal.alarm(20)
+    try:
+        status, _, said = answer(line, capsys)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert status == 2 and "is no regular file" in said and said.count("\n") == 1
+    assert said.endswith(("Use another file.\n", "Use another name.\n"))
+
+
+@pytest.mark.parametrize(("words", "status"), [(["schedule"], 0), (["schedule", "nothing"], 2), ([], 0)])
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", "> /dev/full"])
+def test_a_closed_stream_is_no_error_and_a_full_one_is_told(closed, words, status):
+    found = subprocess.run(
+        ["bash", "-c", f'"$@" {closed}', "bash", *GPT2LAB, *words], capture_output=True, text=True
+    )
+    full = closed == "> /dev/full" and not status
+    assert found.returncode == (1 if full else status) and "Traceback" not in found.stderr
+    assert "No space left on device. Make room" in found.stderr or not full
 
 
 def test_verdicts_that_are_damaged_are_named(here, capsys):
@@ -168,7 +215,7 @@ def test_verdicts_that_are_damaged_are_named(here, capsys):
     for junk in (JUNK, b"[1]"):
         (here / KEPT).write_bytes(junk)
         status, _, said = answer("progress .", capsys)
-        assert status == 1 and f"{KEPT} is damaged. Fetch it again, or delete it." in said
+        assert status == 2 and f"{KEPT} is damaged. Fetch it again, or delete it." in said
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -301,3 +302,16 @@ def test_close_asks_for_float32_where_numbers_nearly_agree(got, hint):
     with pytest.raises(AssertionError) as error:
         close(got, 1.0, "x")
     assert ("was it float32" in str(error.value)) == hint
+
+
+def test_a_python_that_leaves_checks_out_passes_nothing():
+    said = "from gpt2lab.lessons.exercises import close, verdict; print(*verdict(close, 1.0, {}, 'x'))"
+    for flags, answer, words in (
+        ([], 1, "PASS"),
+        ([], 2, "FAIL x: expected"),
+        (["-O"], 2, "FAIL"),
+        (["-O"], 1, "FAIL"),
+    ):
+        line = [sys.executable, *flags, "-c", said.format(float(answer))]
+        found = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+        assert found.startswith(words) and ("PYTHONOPTIMIZE" in found) == bool(flags)

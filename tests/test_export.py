@@ -71,7 +71,7 @@ def test_what_cannot_be_exported_is_one_sentence(runs, tmp_path, capsys, monkeyp
         (["--out", "x", "--run", "nowhere"], "nowhere is not a checkpoint: it has no state.json."),
         (["--out", str(folder), "--run", str(runs / "0-serial")], "an export would damage. Use another"),
     ):
-        assert main(["export", *arguments]) == 1
+        assert main(["export", *arguments]) == 2
         said = capsys.readouterr().err
         assert words in said and said.count("\n") == 1
     checkpoint.read_state(folder)

@@ -44,7 +44,7 @@ def test_a_handout_holds_the_students_notebooks_and_a_page_with_blank_dates(tmp_
 )
 def test_a_handout_that_cannot_be_is_refused_and_nothing_is_written(arguments, words, tmp_path, capsys):
     (tmp_path / "04_data_parallel.ipynb").write_text("hours of work")
-    assert cli.main(["handout", *(a.format(tmp=tmp_path) for a in arguments)]) == 1
+    assert cli.main(["handout", *(a.format(tmp=tmp_path) for a in arguments)]) == 2
     assert words in capsys.readouterr().err
     assert (tmp_path / "04_data_parallel.ipynb").read_text() == "hours of work"
     assert not list(tmp_path.rglob("README.md"))

@@ -209,7 +209,7 @@ def test_an_out_that_would_lose_something_is_refused_before_the_first_student(
     elif text:
         out.write_text(text)
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    assert cli.main(words(home, "--again", "--out", str(out))) == 1
+    assert cli.main(words(home, "--again", "--out", str(out))) == 2
     assert due in capsys.readouterr().err
     assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
 

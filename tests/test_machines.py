@@ -273,7 +273,7 @@ def test_where_networks_are_refused_both_ways_are_named_with_the_ways_out(monkey
     monkeypatch.setattr(
         namespaces, "refused", lambda: dict.fromkeys(namespaces.WAYS, "Operation not permitted")
     )
-    assert cli.main(["cluster", "--", "train", "--plan", "dp=2,tp=2"]) == 1
+    assert cli.main(["cluster", "--", "train", "--plan", "dp=2,tp=2"]) == 2
     said = capsys.readouterr().err
     assert "(as this user: Operation not permitted; in a user namespace: Operation not permitted)" in said
     assert "Run this as root; or allow user namespaces: sysctl" in said

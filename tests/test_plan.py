@@ -181,7 +181,7 @@ TYPED = {
 @pytest.mark.parametrize("text", TYPED)
 def test_commands_refuse_it_with_the_reason(text, command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert cli.main([*command.split(), "--plan", text]) == 1
+    assert cli.main([*command.split(), "--plan", text]) == 2
     assert TYPED[text] in capsys.readouterr().err
 
 

@@ -126,7 +126,7 @@ def test_the_command_line_refuses_them_before_any_process_starts(axis, monkeypat
     )
     many = {"pp": "pp=64", "tp": "tp=64", "dp": "dp=64"}[axis]
     for command in (["train", "--steps", "1", "--batch", "2"], ["verify"]):
-        assert main([*command, "--plan", many]) == 1
+        assert main([*command, "--plan", many]) == 2
         assert re.search(r"\d.* Use ", capsys.readouterr().err)
     assert not list(tmp_path.iterdir())
 

@@ -183,7 +183,7 @@ def test_the_command_answers_in_a_table_in_json_and_as_a_picture(capsys, tmp_pat
         told.startswith(answer["best"]["plan"])
         and answer["front"][0]["seconds"] <= answer["front"][-1]["seconds"]
     )
-    assert cli.main([*ask, "--memory", "1MiB"]) == 1
+    assert cli.main([*ask, "--memory", "1MiB"]) == 2
     assert "the smallest, " in capsys.readouterr().err
 
 

@@ -9,7 +9,7 @@ from gpt2lab import cli
 from gpt2lab.machine.speed import flops_per_token
 from gpt2lab.model import PRESETS, GPT2Config
 from gpt2lab.plan import Plan
-from gpt2lab.planner import sends
+from gpt2lab.planner import models, sends
 from gpt2lab.planner.cost import predict
 from gpt2lab.planner.gathers import gather_counts, reduce_counts
 from gpt2lab.planner.kept import kept_by_dense_block
@@ -169,6 +169,10 @@ def test_the_published_config_of_bloom_is_read_in_its_own_words():
             {"attention_bias": True},
             "says attention_bias, and such weights are not counted here. Leave it out.",
         ),
+        (
+            {"sliding_window": 8},
+            "says sliding_window = 8 of 128 positions, and windows are not counted here.",
+        ),
         ({"n_embd": 128}, "says n_embd and another hidden_size. Leave one of them out."),
         ({"model_type": "mistral", "num_key_value_heads": None}, "does not say num_key_value_heads."),
         ({"model_type": "mixtral"}, "does not say num_local_experts. Use the config.json of a mixtral."),
@@ -188,7 +192,7 @@ def test_a_config_that_is_none_gets_a_sentence(words, said, tmp_path, capsys):
     path = tmp_path / "config.json"
     text = json.dumps(LLAMA | words if isinstance(words, dict) else words) if type(words) is not bytes else ""
     path.write_bytes(words if type(words) is bytes else text.encode())
-    assert cli.main(["plan", "--config", str(path), "--cluster", "h100x64"]) == 1
+    assert cli.main(["plan", "--config", str(path), "--cluster", "h100x64"]) == 2
     err = capsys.readouterr().err
     assert said in err and err.count("\n") == 1
 
@@ -210,7 +214,30 @@ def test_what_is_not_built_here_is_computed_and_not_trained(capsys):
     ask = ["--config", "llama3-8b", "--layers", "2", "--rows", "2", "--length", "64"]
     assert cli.main(["memory", *ask, "--plan", "pp=2,micro=2"]) == 0
     assert "llama3-8b, 2 rows, float32, MiB (computed)" in capsys.readouterr().out
-    assert cli.main(["memory", *ask, "--experts", "4"]) == 1
+    assert cli.main(["memory", *ask, "--experts", "4"]) == 2
     assert "--experts is for GPT-2, and llama3-8b has MLPs of its own." in capsys.readouterr().err
-    assert cli.main(["plan", *ask, "--ranks", "1", "--run", "--cluster", "laptop"]) == 1
+    assert cli.main(["plan", *ask, "--ranks", "1", "--run", "--cluster", "laptop"]) == 2
     assert "--run trains GPT-2, and llama3-8b is no GPT-2." in capsys.readouterr().err
+
+
+def test_a_kind_must_say_the_same_words_however_the_table_is_ordered(monkeypatch):
+    mixtral = LLAMA | {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    for table in (models.HUGGING_FACE, dict(reversed(models.HUGGING_FACE.items()))):
+        monkeypatch.setattr(models, "HUGGING_FACE", table)
+        assert network_of(LLAMA | {"num_key_value_heads": None}, "x").kv_heads == 4
+        for word in ("num_key_value_heads", "intermediate_size", "num_experts_per_tok"):
+            with pytest.raises(ValueError, match=f"does not say {word}. Use the config.json of a mixtral."):
+                network_of(mixtral | {word: None}, "x")
+
+
+def test_more_layers_than_are_run_are_computed_at_once(capsys):
+    assert cli.main(["memory", "--config", "nano", "--layers", "5000", "--length", "8", "--rows", "1"]) == 0
+    assert "MiB (computed)" in capsys.readouterr().out
+
+
+def test_of_long_rows_no_more_than_the_peak_is_reached_where_attention_is_counted_as_computed():
+    cluster, config = H100.with_devices(1), find_model("gpt2", 100_000)
+    found = predict(Plan(), config, 1, 100_000, cluster, 2)
+    assert found.causal < 0.6 < found.mfu and found.mfu / found.causal == pytest.approx(1.9, rel=0.1)
+    short = predict(Plan(), config, 1, 1, cluster, 2)  # one token sees itself: nothing is left out
+    assert short.causal == short.mfu

@@ -87,7 +87,7 @@ def test_old_words_and_wrong_ones_get_a_way_out(capsys):
         with pytest.raises(SystemExit):
             cli.main(line)
         assert said in capsys.readouterr().err
-    assert cli.main(["plan", "--precision", "bf16", "--run"]) == 1
+    assert cli.main(["plan", "--precision", "bf16", "--run"]) == 2
     assert "--run trains in float32, not in bf16." in capsys.readouterr().err
     assert (
         cli.main(

@@ -173,5 +173,5 @@ def test_generate_command_goes_on_from_the_newest_checkpoint_of_a_run(tmp_path, 
     out = capsys.readouterr().out
     assert out.startswith("To be") and "10 tokens in" in out and run in out
     assert command.model_folder(run) == str(tmp_path / "run" / "checkpoint-0000002")
-    assert main(["generate", "--model", run, *given, "--tokens", "99"]) == 1
+    assert main(["generate", "--model", run, *given, "--tokens", "99"]) == 2
     assert "the model's context is 32" in capsys.readouterr().err

@@ -69,7 +69,7 @@ def test_nothing_is_kept_where_notebooks_are_built_or_where_there_is_none(work, 
     monkeypatch.delitem(sys.modules, "ipykernel")
     check("half", lambda: None)
     assert not (work / KEPT).exists()
-    assert cli.main(["progress", str(work / "notebooks")]) == 1
+    assert cli.main(["progress", str(work / "notebooks")]) == 2
     assert "There are no lessons in" in capsys.readouterr().err
 
 

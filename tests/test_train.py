@@ -158,7 +158,7 @@ def test_an_option_that_is_no_finite_number_is_refused(name, value, tmp_path, ca
     from gpt2lab.cli import main
 
     flag = f"--{name.replace('_', '-')}"
-    assert main(["train", "--plan", "dp=2", flag, value, "--out", str(tmp_path)]) == 1
+    assert main(["train", "--plan", "dp=2", flag, value, "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"gpt2lab train: {flag} {value} is no finite number. Use another.\n"
     assert not list(tmp_path.iterdir())
 
@@ -182,7 +182,7 @@ def test_a_wild_learning_rate_fails_and_saves_nothing_that_is_not_finite(tmp_pat
         "--clip",
         "0",
     ]
-    assert main([*command, "--sample", "0", "--out", str(tmp_path)]) == 1
+    assert main([*command, "--sample", "0", "--out", str(tmp_path)]) == 2
     assert "After step 1 the loss in evaluation is nan. Try a lower" in capsys.readouterr().err
     assert checkpoint.all_in(next(tmp_path.iterdir())) == []
 

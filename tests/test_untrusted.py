@@ -410,10 +410,10 @@ def test_a_device_is_not_replaced_by_a_file(tmp_path, capsys):
     pipe, text = tmp_path / "pipe", tmp_path / "text.txt"
     os.mkfifo(pipe)
     text.write_text("To be, or not to be " * 9)
-    assert main(["data", "--text", str(text), "--out", str(pipe)]) == 1
+    assert main(["data", "--text", str(text), "--out", str(pipe)]) == 2
     assert f"{pipe} is no regular file, so nothing was written" in capsys.readouterr().err
     assert pipe.is_fifo()
     pipe.unlink()
     pipe.symlink_to(text)
-    assert main(["data", "--text", str(text), "--out", str(tmp_path)]) == 1
+    assert main(["data", "--text", str(text), "--out", str(tmp_path)]) == 2
     assert tmp_path.is_dir()

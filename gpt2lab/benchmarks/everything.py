@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from ..corpus.storage import read_json
 from ..machine import speed
+from ..machine.arguments import MORE, said_in
 from .races import RACES, arguments, run
 
 LEAST = 0.05  # a smaller change of the median is none, however small the spread
@@ -115,8 +116,10 @@ def comparison(a: dict, b: dict, every: bool = False) -> str:
     """The comparison as text: how the machines differ, then each change with a verdict (`every`: all numbers)."""
     rows = changes(a, b)
     changed = [row for row in rows if row[-1] in ("faster", "slower")]
-    apart = {k for k in a["machine"] | b["machine"] if a["machine"].get(k) != b["machine"].get(k)}
-    lines = [f"{k}: {a['machine'].get(k)} -> {b['machine'].get(k)}" for k in sorted(apart)]
+    one, two = (report["machine"] | {"quick": report.get("quick")} for report in (a, b))
+    lines = [f"{k}: {one.get(k)} -> {two.get(k)}" for k in sorted(one | two) if one.get(k) != two.get(k)]
+    if not rows:
+        raise ValueError("The two files have no number in common. Use reports of the same benchmarks.")
     by_chance = len(rows) * chance(a["rounds"], b["rounds"])
     lines += [
         f"{len(rows)} numbers, {a['rounds']} and {b['rounds']} rounds: {len(changed)} changed beyond their spread "
@@ -131,15 +134,17 @@ def comparison(a: dict, b: dict, every: bool = False) -> str:
         lines.append(
             "With fewer than 4 rounds in a file chance alone separates samples too often: no verdicts."
         )
-    return "\n".join(lines)
+    shown = ("".join(sign if sign.isprintable() else "?" for sign in line) for line in lines)
+    return "\n".join(shown)
 
 
 def read_report(path: str) -> dict:
     """A file that `collect` gave; raises ValueError for any other."""
 
     def whole(report: dict) -> dict:
-        report["machine"].items(), chance(report["rounds"], 1)
-        [1 / statistics.fmean(s) for whats in report["seconds"].values() for s in whats.values()]
+        said_in(path, "seconds", report["seconds"], dict[str, dict[str, list[float]]], (MORE, 1e9))
+        said_in(path, "rounds", report["rounds"], int, (1, 10_000))
+        said_in(path, "machine", report["machine"], dict[str, str])
         return report
 
     return read_json(path, whole, "is no report of `gpt2lab bench --all`. Make one with --out FOLDER.")

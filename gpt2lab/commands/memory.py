@@ -8,7 +8,7 @@
 The moment is that at which the rank holds most; `-` says that of this it holds nothing then. ZeRO-3 can need more than
 ZeRO-1: it holds the tied embedding and two blocks whole beside their gradients under way, which on few ranks, for a
 small model, is more than the shards save. The bytes are those of a dry run: the plan's own step, of one rank, on
-tensors without numbers; mixed precision is computed by formula. 1 MiB is 2**20 bytes.
+tensors without numbers; mixed precision, and more than 100 layers, are computed by formula. 1 MiB is 2**20 bytes.
 """
 
 from dataclasses import fields, replace
@@ -35,6 +35,9 @@ NOTHING = {  # why a part is missing at the fullest moment
 MORE = (
     "Gradients are more than weights: the embedding is used twice, in the first layer and the head, and has a gradient "
     "of\n  each use beside their sum; and under ZeRO a gradient is whole until it has been summed over the ranks."
+)
+LAYERS_RUN = (
+    100  # of a dry run at most, as each takes about 0.1 s; of more layers the formulas tell in seconds
 )
 OF_EXPERTS = ("experts", "top_k", "router", "capacity")
 
@@ -77,7 +80,7 @@ def run(args) -> None:
         refuse_without_effect(text, narrow=itemsize == 2 and not mixed)
         plan = Plan.parse(text)
         asked = plan, config, args.rows, length, itemsize, args.optimizer
-        if mixed or isinstance(config, Transformer):
+        if mixed or isinstance(config, Transformer) or config.n_layer > LAYERS_RUN:
             found, how = ((one.stage, one.parts, "") for one in memory(*asked, mixed)), "computed"
         else:
             fullest, how = fullest_ranks(*asked), "dry run"

@@ -135,7 +135,7 @@ def answer(choice, args, cluster, config) -> str:
     lines = [f"{choice.plan}   ({args.config}, {rows}, {args.precision}, {choice.tried} plans predicted)"]
     speed = pace(p, args, choice.plan.world)
     line = f"{speed['tokens_a_second']:,.0f} tokens a second, {speed['tokens_a_second_and_rank']:,.0f} a rank"
-    line += f", MFU {p.mfu:.1%} (attention counted whole, as PaLM does)"
+    line += f", MFU {p.mfu:.1%} (attention counted whole, as PaLM does; causal: {p.causal:.1%})"
     line += f", {speed['days']:,.3g} days for {args.tokens:.3g} tokens" if args.tokens else ""
     lines += [f"  {line};"]
     lines += [f"  {reason};" for reason in choice.reasons]

@@ -6,8 +6,8 @@ gpt2lab schedule 1f1b --stages 4 --micro 8    one of them
 
 import argparse
 from fractions import Fraction
-from pathlib import Path
 
+from ..machine.arguments import contents
 from ..machine.options import Setting, positive, within
 from ..machine.words import refuse
 from ..schedules import registry, text
@@ -109,7 +109,7 @@ def _refuse_without_effect(args) -> None:
 def _load(args):
     if args.name.endswith(".csv"):
         try:
-            words = Path(args.name).read_text()
+            words = contents(args.name).decode()
         except UnicodeDecodeError:
             raise ValueError(f"{args.name} is no text. Write a schedule with --csv to see one.") from None
         return text.from_csv(words, args.slices)

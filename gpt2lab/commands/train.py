@@ -13,8 +13,9 @@ Under torchrun --max-restarts 3 it continues from its newest checkpoint by itsel
 import os
 import signal
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -162,6 +163,28 @@ def heeded(signals=ASKS_TO_END) -> list[int]:
     return [s for s in signals if signal.getsignal(s) is not signal.SIG_IGN]
 
 
+class _Output:
+    """A stream that ends no run of `folder` by an error: where nobody reads any more it asks the run to end, saved.
+
+    What does not fit on a disk is left out: the run's own log has it.
+    """
+
+    def __init__(self, stream, folder: Path | None):
+        self.stream, self.folder = stream, folder
+
+    def __getattr__(self, name: str):
+        found = getattr(self.stream, name)
+        return partial(self._tried, found) if name in ("write", "flush") and self.folder else found
+
+    def _tried(self, call, *args):
+        try:
+            return call(*args)
+        except BrokenPipeError:
+            (self.folder / STOP).write_text("a reader of the output that went away")
+        except OSError:
+            return None
+
+
 @contextmanager
 def _stop_on_interrupt(folder: Path | None, signals=ASKS_TO_END, clears: bool = True):
     """Make Ctrl-C end the run after the current step, which is saved; a third Ctrl-C ends it at once.
@@ -185,7 +208,8 @@ def _stop_on_interrupt(folder: Path | None, signals=ASKS_TO_END, clears: bool = 
 
     before = {s: signal.signal(s, ask) for s in heeded(signals)}
     try:
-        yield interrupted
+        with redirect_stdout(_Output(sys.stdout, folder)), redirect_stderr(_Output(sys.stderr, folder)):
+            yield interrupted
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)

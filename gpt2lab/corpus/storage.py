@@ -13,6 +13,8 @@ from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
+from ..machine.arguments import contents
+
 
 def cache_dir(name: str) -> Path:
     """A private folder of this user, made if missing: ~/.cache/gpt2lab/name, or a temporary one."""
@@ -61,9 +63,10 @@ def replacing(path: Path):
 
 def read_json(path: Path, part: Callable, otherwise: str):
     """`part` of what a JSON file says. Raises ValueError, `path` and then `otherwise`, where the two do not fit."""
+    said = contents(path)
     try:
-        return part(json.loads(Path(path).read_bytes()))
-    except (ValueError, LookupError, TypeError, AttributeError, ZeroDivisionError, RecursionError):
+        return part(json.loads(said))
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         raise ValueError(f"{path} {otherwise}") from None
 
 

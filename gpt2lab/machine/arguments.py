@@ -9,7 +9,9 @@ may be a function of its object: `rank=lambda schedule: schedule.ranks - 1`. Wha
 import functools
 import inspect
 import math
+import os
 import re
+import stat
 import sys
 import traceback
 import typing
@@ -21,7 +23,7 @@ from types import NoneType, UnionType
 
 MORE = math.ulp(0.0)
 """The least number that is more than 0."""
-FINITE = sys.float_info.max
+FINITE, LARGEST = sys.float_info.max, 2**28
 EMPTY = Parameter.empty
 OBJECTS = {  # what is known by an attribute, as not every room may import its class; and how to get one
     "config": ("n_embd", "a GPT2Config, such as PRESETS['nano']"),
@@ -87,14 +89,22 @@ def checked(**ranges):
     return wrap
 
 
+def contents(file: str | Path) -> bytes:
+    """What is in a file. Raises ValueError for one that is too large, or a pipe or device, which may never end."""
+    found = os.stat(file)
+    if found.st_size > LARGEST or not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        raise ValueError(f"{file} is no regular file of at most {LARGEST:,} bytes. Use another file.")
+    return Path(file).read_bytes()
+
+
 def read_table(file: str | Path, parse: Callable, what: str) -> dict:
     """The words of a file with their values. Raises ValueError where it cannot be read as `what`."""
     try:
-        if isinstance(found := parse(Path(file).read_bytes().decode("utf-8-sig")), dict):
+        if isinstance(found := parse(contents(file).decode("utf-8-sig")), dict):
             return found
         why = "it is no table of words"
     except (OSError, ValueError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or str(error)
+        why = getattr(error, "strerror", None) or str(error).removesuffix(". Use another file.")
     raise ValueError(f"{file} cannot be read as {what}: {why}. Use another file.")
 
 

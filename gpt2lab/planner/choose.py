@@ -151,7 +151,7 @@ def parallelize(config, cluster: Cluster, goal: Goal, watch: Callable = PLANS) -
     search = _Search(config, cluster, goal)
     search.run(watch)
     if not search.best:
-        raise ValueError(_short(search))
+        raise ValueError(_short(search, watch))
     best, found, rejected = search.best, search.found, search.rejected
     if best.plan.world > 1 and all(f.plan != Plan() for f in found):
         search.add(Plan())  # the reasons compare with it
@@ -172,7 +172,7 @@ def pareto(found: list[PricedPlan]) -> list[PricedPlan]:
     return front
 
 
-def _short(search: _Search) -> str:
+def _short(search: _Search, watch: Callable) -> str:
     """What no plan has enough of, in a sentence."""
     cluster, goal, limit = search.cluster, search.goal, search.limit
     ranks = f"{cluster.devices} rank{'s' * (cluster.devices > 1)}"
@@ -180,7 +180,7 @@ def _short(search: _Search) -> str:
         again = _Search(
             search.config, cluster, replace(goal, least="memory", memory=float("inf"), seconds=float("inf"))
         )
-        again.run()
+        again.run(watch)
         need = again.best.prediction.memory
         return (
             f"No plan of up to {ranks} fits into {in_bytes(limit)} a rank: the smallest, {again.best.plan}, "

@@ -22,7 +22,7 @@ from .memory import Held, fullest
 from .models import Transformer, units
 from .pipelines import pipeline_seconds
 from .problem import Cluster
-from .seconds import UPDATE, RankOnCluster, routed
+from .seconds import UPDATE, RankOnCluster, causal_pairs, routed
 from .sends import by_axis, exchanges, finish_sends, gradient_sends, sends, stage_ways
 from .share import RankShare, check, check_price, frame, order_of, rank_parts, runs_again
 
@@ -43,6 +43,7 @@ class Prediction:
     flops: float
     mfu: float
     hfu: float = field(default=0.0)
+    causal: float = field(default=0.0)  # `mfu` with those pairs of attention alone that are computed
 
     @cached_property
     def memory(self) -> int:
@@ -89,8 +90,10 @@ def predict(
     device = cluster.device.with_numbers(share.itemsize)
     used = flops / (seconds * plan.world * (device.peak or device.rate))
     again = _hardware_share(plan, config, length)
+    idle = 12 * config.n_layer * config.n_embd * rows * (length**2 - causal_pairs(length, config.window))
+    shares_of_peak = used, used * again, used * (1 - idle / flops)
     return Prediction(
-        seconds, dict(parts), fullest(shares), dict(sent), dict(by_class), flops, used, used * again
+        seconds, dict(parts), fullest(shares), dict(sent), dict(by_class), flops, *shares_of_peak
     )
 
 

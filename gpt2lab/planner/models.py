@@ -131,8 +131,13 @@ HUGGING_FACE = {  # the words of a config.json: GPT-2's own, BLOOM's, Llama's; t
 UNCOUNTED = "attention_bias", "mlp_bias", "add_cross_attention"
 LLAMA = {"gated": True, "tied": False, "learned": False, "bias": False}
 KINDS = {"gpt2": {}, "bloom": {"learned": False}} | dict.fromkeys(("llama", "mistral", "mixtral"), LLAMA)
-NEEDED = dict.fromkeys(KINDS, 5) | {"llama": 6, "mistral": 7, "mixtral": 9}
-"""How many of `HUGGING_FACE` a file of each kind must say: what it leaves out is not the same for all kinds."""
+SAID = {"n_layer", "n_embd", "n_head", "vocab_size", "n_positions"}
+MORE_SAID = {
+    "llama": {"mlp"},
+    "mistral": {"mlp", "kv_heads"},
+    "mixtral": {"mlp", "kv_heads", "mlps", "active"},
+}
+"""What a file of each kind must say, and what that of some must besides: what is left out is not the same for all."""
 MODELS = tomllib.loads(Path(__file__).with_name("models.toml").read_text())
 
 
@@ -155,13 +160,13 @@ def network_of(words: dict, name: str) -> Transformer:
         hint = did_you_mean(str(kind), KINDS, f"Use {', '.join(KINDS)}.")
         raise ValueError(f"{name} is of the kind (model_type) {kind!r}, which is not known here. {hint}")
     said = {}
-    for number, (size, (known, *fits)) in enumerate(HUGGING_FACE.items()):
+    for size, (known, *fits) in HUGGING_FACE.items():
         found = [word for word in known.split() if words.get(word) is not None]
         if len({repr(words[word]) for word in found}) > 1:
             raise ValueError(f"{name} says {found[0]} and another {found[-1]}. Leave one of them out.")
         if found:
             said[size] = said_in(name, found[0], words[found[0]], *fits)
-        elif number < NEEDED[kind]:
+        elif size in SAID | MORE_SAID.get(kind, set()):
             word = known.split()[0 if kind in ("gpt2", "bloom") else -1]
             raise ValueError(f"{name} does not say {word}. Use the config.json of a {kind}.")
     if more := [word for word in UNCOUNTED if words.get(word)]:
@@ -171,6 +176,12 @@ def network_of(words: dict, name: str) -> Transformer:
         raise ValueError(
             f"{name} has {said['n_head']} heads of {width}, which is not its width {said['n_embd']}. "
             "Use a network whose heads fill its width."
+        )
+    window = words.get("sliding_window")
+    if window is not None and said_in(name, "sliding_window", window, int, 1) < said["n_positions"]:
+        raise ValueError(
+            f"{name} says sliding_window = {window} of {said['n_positions']} positions, and windows are not counted "
+            "here. Leave it out to plan with whole attention."
         )
     return Transformer(**KINDS[kind] | said)
 

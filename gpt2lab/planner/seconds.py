@@ -220,9 +220,13 @@ def pairs_seen(share: RankShare, tokens: int) -> float:
     window, length = share.config.window, share.length
     if share.table is not None and share.plan.exchange != "heads":
         return _most_pairs(share.plan.layout, length, share.plan.cp, window)
+    return causal_pairs(length, window) * tokens / length
+
+
+def causal_pairs(length: int, window: int | None) -> float:
+    """(query, key) pairs of a row's attention that are computed: each token sees itself and those before."""
     longest = length if window is None else min(length, window + 1)
-    whole = longest * (longest + 1) / 2 + (length - longest) * longest
-    return whole * tokens / length
+    return longest * (longest + 1) / 2 + (length - longest) * longest
 
 
 @lru_cache(maxsize=4096)

@@ -15,6 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 from PIL import Image
 
+from ..corpus.storage import replacing
+
 COLORS = {
     "forward": "#56B4E9",
     "backward": "#009E73",
@@ -148,5 +150,6 @@ def save_figure(fig: Figure | str, path) -> Path:
             f"A picture is written as .svg or .png, not as {path.name}. Use one of these endings."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(svg(fig).encode() if path.suffix == ".svg" else png(fig))
+    with replacing(path) as file:
+        file.write(svg(fig).encode() if path.suffix == ".svg" else png(fig))
     return path

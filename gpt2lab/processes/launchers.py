@@ -91,6 +91,12 @@ def process_group(here: Launched, device: str = "cpu", timeout: float = 300.0):
     backend, gpu = (WITH_GPUS, gpus.take_gpu(here.local_rank)) if device == "cuda" else ("gloo", None)
     torch.set_num_threads(_number("OMP_NUM_THREADS", 1))
     address = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
+    if not 0 < address[1] < 2**16:
+        raise ValueError(f"MASTER_PORT={address[1]} is no port. Use 1 to 65535.")
+    if not 0 <= here.rank < here.world_size:
+        raise ValueError(
+            f"There is no rank {here.rank} of {here.world_size}. Let the launcher use 0 to one less."
+        )
     try:
         socket.getaddrinfo(address[0], None)
     except OSError as error:

@@ -72,7 +72,7 @@ def no_forkserver(tmp_path):
 def no_namespaces(tmp_path):
     said = tried(tmp_path, NO_NAMESPACES + PROVE, ["unshare", "-r"])
     assert "cut off: False" in said and "could use the network" in said
-    assert "cluster: 1" in said and "Run this as root; or allow user namespaces" in said
+    assert "cluster: 2" in said and "Run this as root; or allow user namespaces" in said
     assert "equal: True over shm" in said
 
 

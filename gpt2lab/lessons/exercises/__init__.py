@@ -89,6 +89,8 @@ def verdict(test, *args, **kwargs) -> tuple[str, str]:
 
     Whatever the answer has replaced in the modules that judge it is put back, and is no way to pass.
     """
+    if not __debug__:
+        return "FAIL", "Python runs with -O or PYTHONOPTIMIZE, which leaves checks out. Start it without"
     before = guarded()
     try:
         with _limited():

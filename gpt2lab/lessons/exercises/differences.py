@@ -218,9 +218,10 @@ def _array(value, what: str) -> np.ndarray:
     if _tensor_of(value):
         return value.detach().double().cpu().numpy()
     try:
-        assert np.asarray(value).dtype.kind not in "US"  # "18" is no number
+        if np.asarray(value).dtype.kind in "US":
+            raise ValueError("a text such as '18' is no number")
         return np.asarray(value, dtype=float)
-    except (AssertionError, ValueError, TypeError):
+    except (ValueError, TypeError):
         sizes = [len(one) for one in value if isinstance(one, list)] if isinstance(value, list) else []
         assert len(set(sizes)) < 2, f"{what}: the parts should be equally long, and are {sizes} long"
         raise AssertionError(f"{what}: expected numbers, got {value!r}") from None
