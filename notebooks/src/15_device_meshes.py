@@ -43,7 +43,7 @@ pool, eight = Ranks(4), Ranks(8)  # live ranks, started when first used
 # ## The cube of ranks
 #
 # A mesh is one array: `arange(world).reshape(pp, dp, cp, tp)`, and an axis is a line through it. The *last*
-# axis changes fastest, as in any array, so tensor-parallel ranks are neighbours. Launchers number ranks
+# axis changes fastest, as in any array, so tensor-parallel ranks are neighbours. Launchers usually number ranks
 # machine by machine. So "neighbour" means "in the same machine", and that is the whole reason for this order.
 
 # %%
@@ -187,7 +187,7 @@ def coordinates(rank, sizes):
 
 # %% tags=["exercise"]
 def groups(axis, sizes):
-    """All groups of one axis, each a tuple of ranks that differ on this axis only."""
+    """All groups of one axis, each a tuple of ranks that differ on this axis only, the first on it first."""
     ### BEGIN SOLUTION
     names, grid = list(sizes), np.arange(np.prod(list(sizes.values()))).reshape(tuple(sizes.values()))
     lines = np.moveaxis(grid, names.index(axis), -1).reshape(-1, sizes[axis])
@@ -305,7 +305,7 @@ for rank, (mine, whole) in enumerate(pool.run(dp_times_tp)):
 # ## All pairs, live
 #
 # Seven rows over two replicas, five layers over two stages, 37 tokens of a vocabulary over two tensor ranks:
-# nothing divides. Loss, every gradient, norm, and the weights after five SGD and five AdamW steps:
+# none of these divides. Loss, every gradient, norm, and the weights after five SGD and five AdamW steps:
 
 # %%
 LIVE = ("pp=2,tp=2,micro=4", "pp=2,dp=2,micro=3", "dp=2,tp=2", "cp=2,tp=2")
@@ -939,14 +939,14 @@ show(
 )
 
 # %% [markdown]
-# Read it by columns. The **loss** of the step is right five times: it is known before anything is summed. The
+# Read it by columns. The **loss** of the step is right five times: it is known before any gradient is summed. The
 # **loss curves** differ by a percent at most, less than with any of five other seeds: AdamW divides every gradient by
 # its own size (lesson 04), and clipping only scales. **Gradients** catch four. The first bug leaves each of them
 # right: only the **norm** tells. It is the world's own: copies over tp were counted tp times
 # ([NeMo-RL#3788](https://github.com/NVIDIA-NeMo/RL/pull/3788)), experts too seldom under ep and tp
 # ([Megatron-LM#5916](https://github.com/NVIDIA/Megatron-LM/pull/5916)), and their biases
 # ([#6099](https://github.com/NVIDIA/Megatron-LM/pull/6099)). That is why `verify` compares all of these, and weights
-# after SGD steps with clipping, in float64, on sizes where nothing divides.
+# after SGD steps with clipping, in float64, on uneven sizes.
 #
 # **Exercise.** The norm from specs. Each rank holds `held`, a list of pieces `p` with `p.tensor.grad` and
 # `p.spec`: `p.spec.axes` are the axes that cut it, `p.spec.tied_copy` marks the second holder of the tied

@@ -215,7 +215,7 @@ def critical_path(times, edges):
 # ## Colour it
 #
 # Three ways to colour. **Brute force** times all $D^n$ placements. **List scheduling** is greedy: operators in the
-# order of their longest remaining path, each to the device where it can start first (HEFT, Topcuoglu et al. 2002).
+# order of their longest remaining path, each to the device where it ends first (HEFT, Topcuoglu et al. 2002).
 # **Branch and bound** walks through the placements operator by operator, and gives a part up wherever a lower bound
 # says that it cannot beat the best placement so far: when the part ends, plus the longest way from there.
 #
@@ -313,9 +313,9 @@ for name, (where, groups, parallel) in cases.items():
 #
 # `logits += rate * mean((reward - baseline) * (chosen - chances))`
 #
-# A reward is minus the time of a draw, the baseline its recent average, `chosen` is 1 at the device that was drawn. So
-# a draw better than the average becomes likelier. **Predict:** will it find the optimum of 531,441 placements in 1,600
-# draws? Will it beat the greedy one?
+# A reward is minus the time of a draw (in units of one device's time), the baseline its recent average, `chosen` is 1
+# at the device that was drawn. So a draw better than the average becomes likelier. **Predict:** will it find the optimum
+# of 531,441 placements in 1,600 draws? Will it beat the greedy one?
 
 # %%
 learned = reinforce(block, seed=0)
@@ -377,7 +377,7 @@ show(
 # %% [markdown]
 # There are $\binom{L-1}{S-1}$ ways to cut L layers into S stages: seven here, but 1.9 million for 50 layers in 6. Yet
 # the best cut of the first j layers into s stages needs to know only the best cuts into s - 1:
-# slowest(j, s) = min over i of max(slowest(i, s - 1), times i..j).
+# slowest(j, s) = min over i of max(slowest(i, s - 1), sum of times i..j).
 
 
 # %% tags=["exercise"]
@@ -470,7 +470,7 @@ def cut(times, stages):
 
 
 # %% [markdown]
-# The simulator agrees that the slowest stage decides: no other cut's step is shorter than that of the DP's cut.
+# Here, in the simulator too, no other cut's step is shorter:
 
 # %%
 graph = gpt2_layers(small, rows=4, length=64)
@@ -532,7 +532,7 @@ explore(
 # %% [markdown]
 # **Now beat equal counts on live ranks.** You get the (forward, backward) times of every layer, the embedding first
 # and the head last, and say which *blocks* each stage holds; the embedding always lives on the first stage, the head on
-# the last. The checker trains your stages live and compares the loss.
+# the last. The checker wants the best cut, trains your stages live and compares the loss.
 
 
 # %% tags=["exercise"]
@@ -602,7 +602,8 @@ def split(times, stages):
 
 
 # %% [markdown]
-# And with the times that you measured above, on two live ranks: first on free links, then paced to 1 ms and 200 MB/s.
+# And with the times that you measured above, on two live ranks: first on free links, then paced to 1 ms and 200 MB/s,
+# which the dynamic program does not know.
 
 # %% tags=["measured"]
 blocks = [lab.blocks_of(bounds) for bounds in cuts.values()]
@@ -788,8 +789,8 @@ def stages_and_devices():
 # %% [markdown]
 # ## Partition, place, schedule
 #
-# Three steps lead from a graph to a running plan. Until now the stages' devices did not matter, because all links were
-# alike. Give the cluster two nodes with a slow link between, and they do.
+# Three steps lead from a graph to a running plan. Where devices and links are alike, it does not matter
+# which stage stands where. Give the cluster two nodes with a slow link between, and it does.
 
 # %%
 nodes = Cluster(4, device, Network(between=Link(1e-3, 10e6), inside=Link(50e-6, 2e9), node=2))
@@ -848,7 +849,7 @@ print(f"all cuts and places at once {1e3 * at_once[0]:.1f} ms, with the cut {at_
 # <details><summary>5. Embedding 0, twelve blocks 1 each, head 4: cut for four stages?</summary>
 # 16 / 4 = 4: four blocks each for the first three stages, the head alone on the last.</details>
 #
-# <details><summary>6. Why does PipeDream's T(i, j, m) hold a maximum, where DAPPLE adds?</summary>
+# <details><summary>6. Why does PipeDream's stage take a maximum, where DAPPLE adds?</summary>
 # Without a flush the sum of gradients overlaps with computing, so the longer one decides. With a flush (DAPPLE) it
 # comes at the end, behind the last backward.</details>
 #
@@ -856,7 +857,7 @@ print(f"all cuts and places at once {1e3 * at_once[0]:.1f} ms, with the cut {at_
 #
 # - Mirhoseini et al. 2017, *Device placement optimization with reinforcement learning*; 2018, *Hierarchical planning
 #   for device placement*; Addanki et al. 2019, *Placeto* (arXiv:1906.08879): who learned to place.
-# - Topcuoglu et al. 2002 (HEFT): the list scheduler that is hard to beat.
+# - Topcuoglu et al. 2002 (HEFT): the list scheduler used here.
 # - Narayanan et al. 2019, *PipeDream*, section 3.1: stages and replicas by dynamic programming.
 # - Fan et al. 2021, *DAPPLE*, section 4: the same with a flush, where the first batches count.
 # - Tarnawski et al. 2020, *Efficient algorithms for device placement of DNN graph operators*: graphs, not chains.
