@@ -40,7 +40,7 @@ def fails(error, monkeypatch) -> int:
 
 
 def test_each_way_to_end_has_its_status(monkeypatch, capsys):
-    assert fails(ValueError("No."), monkeypatch) == 1
+    assert fails(ValueError("No."), monkeypatch) == 2 and fails(FloatingPointError("NaN."), monkeypatch) == 1
     assert fails(KeyboardInterrupt(), monkeypatch) == 130
     assert cli.main(["verfy"]) == 2
     with pytest.raises(SystemExit) as ended:

@@ -388,14 +388,14 @@ def test_data_makes_a_shard_of_my_text(tmp_path, capsys):
 
 
 def test_data_says_what_is_wrong(tmp_path, capsys):
-    assert run_data("--text", tmp_path / "none.txt") == 1
+    assert run_data("--text", tmp_path / "none.txt") == 2
     assert (
         capsys.readouterr().err
         == f"gpt2lab data: {tmp_path / 'none.txt'}: No such file or directory. Check its name.\n"
     )
     text = tmp_path / "my.bin"
     text.write_text("words")
-    assert run_data("--text", text) == 1
+    assert run_data("--text", text) == 2
     assert "overwrite its own text" in capsys.readouterr().err
 
 

@@ -182,7 +182,7 @@ def test_a_wild_learning_rate_fails_and_saves_nothing_that_is_not_finite(tmp_pat
         "--clip",
         "0",
     ]
-    assert main([*command, "--sample", "0", "--out", str(tmp_path)]) == 2
+    assert main([*command, "--sample", "0", "--out", str(tmp_path)]) == 1
     assert "After step 1 the loss in evaluation is nan. Try a lower" in capsys.readouterr().err
     assert checkpoint.all_in(next(tmp_path.iterdir())) == []
 
