@@ -314,8 +314,8 @@ for name, (where, groups, parallel) in cases.items():
 # `logits += rate * mean((reward - baseline) * (chosen - chances))`
 #
 # A reward is minus the time of a draw (in units of one device's time), the baseline its recent average, `chosen` is 1
-# at the device that was drawn. So a draw better than the average becomes likelier. **Predict:** will it find the optimum
-# of 531,441 placements in 1,600 draws? Will it beat the greedy one?
+# at the device that was drawn. So a draw better than the average becomes likelier. **Predict:** will it find the
+# optimum of 531,441 placements in 1,600 draws? Will it beat the greedy one?
 
 # %%
 learned = reinforce(block, seed=0)
