@@ -3,11 +3,11 @@
 #
 # **The one-minute version.** Training GPT-2 is one loop: predict the next token, measure how wrong that was, and
 # change every weight a little. One processor does it slowly, and a large model does not even fit into one. So the
-# work is shared among *ranks*: processes that each do a part and send each other what the others need. Every way of
-# sharing cuts a different edge of the same block of work. Whatever is cut, the result has to stay what one processor
+# work is shared among *ranks*: processes that each do a part and send each other what the others need. Each way of
+# sharing cuts the same block of work in its own way. Whatever is cut, the result has to stay what one processor
 # would have computed.
 #
-# Below, you run that claim: the same GPT-2, trained by one process and by two, ends up with the same numbers.
+# Below, you run that: the same GPT-2, trained by one process and by two, ends up with the same numbers.
 
 # %% tags=["setup"]
 import os
@@ -51,7 +51,7 @@ show(
     "drawing",
     "six ways to share one block of work among four ranks; the bars say what each rank then holds. ZeRO cuts the "
     "work as data parallelism does, and in front of it the weights.",
-    "Six cubes of layers, width and batch, each cut among four coloured ranks along another edge",
+    "Six cubes of layers, width and batch or sequence, each cut in its own way among four coloured ranks",
 )
 
 # %% [markdown]
@@ -88,8 +88,8 @@ def hello(rank, world_size):
 launch(hello, ranks=4)
 
 # %% [markdown]
-# What ranks print comes back in the order of ranks, tagged; what they return comes back as a list. In truth they ran
-# all at once, and the order by the clock is another in every run. Four ranks that make three notes each:
+# What ranks print comes back in the order of ranks, tagged; what they return comes back as a list. In truth they run
+# side by side, and by the clock their work mixes. Four ranks that make three notes each, after sleeps of 4 to 16 ms:
 
 # %% tags=["measured"]
 notes = trace.merge(launch(lab.notes, ranks=4))
@@ -139,7 +139,8 @@ for rank, traffic in enumerate(launch(add_up, ranks=4)):
         print(f"rank {rank}: {calls} {op} over {axis}, {size:,} bytes sent in {messages} messages")
 
 # %% [markdown]
-# `summ` shows a tensor's shape, its first value and a checksum of all its bits: equal text, equal tensors.
+# `summ` shows a tensor's shape, its first value and a checksum of all its bits: equal text, equal tensors (but for
+# one chance in 16 million).
 #
 # **Your turn.** Rank r holds 10 (r + 1) tokens, for example. Return on *every* rank how many there are in all, with
 # `Mesh` and one `comm.all_reduce` as above. (Write in place of the line with `NotImplementedError`, and run the cell:
@@ -304,7 +305,7 @@ def train(rank, world_size, steps=8, talk=True):
             optimizer.step()
             optimizer.zero_grad()
         losses.append(comm.all_reduce(loss.detach(), axis).item())
-    return losses, summ(model.wte.weight), trace.spans(), comm.traffic()
+    return losses, summ(torch.cat([p.flatten() for p in model.parameters()])), trace.spans(), comm.traffic()
 
 
 serial, *_ = train(0, 1)
@@ -318,9 +319,9 @@ print("all-reduces of gradients in a step:", sent[0]["all_reduce", "dp"][0] // 8
 
 # %% [markdown]
 # The loss is a **sum** over tokens, divided **once** by the number of tokens in the *global* batch (`batch.total`).
-# So the ranks' losses and gradients simply add up. (Its unit is the *nat*, since it is a natural logarithm.) No mean
-# is ever taken of means. In each step 52<!--above-->
-# all-reduces sum the gradients; after that each rank makes the same update, and replicas stay replicas.
+# So the ranks' losses and gradients simply add up. (Its unit is the *nat*, since it is a natural logarithm.) In each
+# step 52<!--above--> all-reduces sum the gradients. All ranks start with the same weights (`GPT2(config)` draws them
+# from a fixed seed) and make the same updates: replicas stay replicas.
 
 # %%
 show(
@@ -341,8 +342,8 @@ show(
 # %% [markdown]
 # ## Bug lab: the run that looks right
 #
-# Leave the sums out (`talk=False`) and each rank trains on its own half of the data. Nothing crashes. The loss falls.
-# Which check notices?
+# Leave the sums out (`talk=False`) and each rank trains with its own half of the gradient's sum. Nothing crashes. The
+# loss falls. Which check notices?
 
 # %%
 silent, digests, *_ = zip(*launch(train, ranks=2, talk=False), strict=True)
@@ -351,18 +352,18 @@ print("same weights on both ranks:", digests[0] == digests[1])
 show(
     curves({"serial": serial, "2 ranks": parallel[0], "2 ranks, silent": silent[0]}),
     "computed",
-    "the run without communication also goes down; only the comparison tells.",
+    "the run without communication also goes down; by its curve alone nothing is wrong.",
     "Loss curves of three runs; the silent one leaves the other two from the second step on",
 )
 
 # %% [markdown]
 # A falling loss proves nothing. That is the reason for the one rule of this series: **nothing is called parallel
 # until it has been shown equal to the serial run**: the loss, every gradient, the gradient's norm (its length),
-# and the weights after several steps, in float64, on sizes that do not divide evenly. (A guide of the field says
+# and the weights after several steps, in float64, on sizes that do not divide evenly. (A guide says
 # that one "cannot hope to achieve exact reproducibility" between distributed settings,
 # [torchtitan](https://github.com/pytorch/torchtitan/blob/main/docs/converging.md); a reviewer there calls it
 # "concerning" that the losses of two plans are only close
-# ([#1250](https://github.com/pytorch/torchtitan/pull/1250)). In float64 all but rounding is exact.)
+# ([#1250](https://github.com/pytorch/torchtitan/pull/1250)). In float64 rounding leaves less than 1e-12.)
 # One call does all of it:
 
 # %%
@@ -533,8 +534,8 @@ show(
 
 # %% [markdown]
 # The command line does what lessons do: `gpt2lab train --plan dp=2`, `gpt2lab verify --plan dp=2`. With `--dry-run`
-# it prints the plain command that does the same, with every default written out, so that you can by-pass it. Executed
-# in a shell, has that command the losses of ranks started from here?
+# it prints the plain command that does the same, with every default written out. Does that command, run in a shell,
+# give the losses of ranks started from here?
 
 # %%
 from gpt2lab.cli import main
@@ -555,14 +556,13 @@ print(
 #
 # - Each begins with a one-minute version and ends with questions. Run the cells in order (Shift+Enter).
 # - Under each figure stands where its numbers come from. **Measured**: a stopwatch, on this machine. **Counted**:
-#   what live ranks did was counted; a call of the library counts as what a ring sends for it. **Computed**: what a
-#   formula gives, exactly. **Paced**: real processes and messages, while computing is replaced by sleeping for a set
-#   time, because with more ranks than cores a stopwatch measures the scheduler. **Simulated**: no process at all.
-#   *From a paper*: somebody else's. *Drawing*: no numbers at all.
+#   what live ranks did was counted; a call of the library counts as what a ring sends for it. **Computed**: what
+#   arithmetic gives, with no clock: a formula, or a run's losses. **Paced**: real processes and messages, while
+#   computing is replaced by sleeping for a set time, because with more ranks than cores a stopwatch measures the
+#   scheduler. **Simulated**: no process at all. *From a paper*: somebody else's. *Drawing*: no numbers at all.
 # - Exercises say `TODO` until you write them, then `PASS`, or `FAIL` with a hint. Delete the line with
 #   `NotImplementedError` and write. What the package itself has for the same question is closed to your answer while
 #   it is checked. Solutions are in `notebooks/solutions/`.
-# - To try something wild is safe: the next `launch` starts fresh ranks.
 #
 # ## Exercises
 #

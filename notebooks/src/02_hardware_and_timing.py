@@ -2,8 +2,8 @@
 # # 02 Hardware and timing
 #
 # **The one-minute version.** A number is fast to reach when it is near: cache, memory, another process, another
-# machine, each step several times slower. Parallel training is a game of moving little, and of moving it while
-# something else computes. To know whether you win you need a stopwatch that does not lie: warm up, start together,
+# machine, each step several times slower. Parallel training means to move little, and to move it while something
+# else computes. To know whether you win you need a stopwatch that does not lie: warm up, start together,
 # wait until the work is *done*, repeat, report median and spread. From times follow speed-up, efficiency and the
 # serial fraction, which says how far you can go.
 #
@@ -91,7 +91,7 @@ show(
     plots.ladder(here, lab.LADDER, lab.DERIVED),
     "measured",
     "the ladder here beside the published one, whose 200 GB/s for InfiniBand are derived, not published: other "
-    "numbers, the same order.",
+    "numbers, the same order. A copy counts bytes read and bytes written, a message counts its own bytes once.",
     "Horizontal bars on a log axis: cache, memory, shared memory, loopback here; memory, NVLink, PCIe, Ethernet",
 )
 
@@ -128,8 +128,8 @@ for rank, (same, switch, around) in enumerate(four.run(adding_switch)):
 # %% [markdown]
 # ### What cores share
 #
-# Do two cores multiply matrices twice as fast as one? Do they also copy twice as fast? **Predict**, then look. Every
-# rank here is a process with one thread; all measure at the same moment.
+# **Predict**: do two cores multiply matrices twice as fast as one? Do they also copy twice as fast? Every rank here is
+# a process with one thread; all measure at the same moment.
 
 
 # %%
@@ -163,8 +163,8 @@ show(
 # %% [markdown]
 # What is shared depends on what a "core" is. Real cores have arithmetic and first caches of their own and share the
 # way to memory. The two cores of a small virtual machine are often two *threads* of one core: they share its
-# arithmetic too. With more ranks than cores nothing grows any more, and a stopwatch measures how the operating system
-# deals out turns. That is why later lessons count bytes, pace, or simulate.
+# arithmetic too. With more ranks than cores the ideal grows no more, and a stopwatch measures how the operating
+# system deals out turns. That is why later lessons count bytes, pace, or simulate.
 #
 # ### The roofline: which limit is yours?
 #
@@ -185,8 +185,8 @@ show(
 # %% [markdown]
 # ## How to time, and how not to
 #
-# Five common mistakes: the lecture's own benchmark puts its barrier under `if cuda`, so that it is missing on a
-# laptop.
+# Five common mistakes. (The lecture's own benchmark makes the second on a laptop: its barrier stands under `if
+# cuda`.)
 #
 # **1. No warm-up.** The first call opens connections, fills caches, allocates. **2. No barrier.** A rank that
 # comes early measures its wait. **3. Not done.** An asynchronous call returns at once; the clock stops before the
@@ -232,7 +232,7 @@ show(
     plots.mistakes(panels | {"3 not done": {"returned": not_done, "done": done}}),
     "measured",
     "an all-reduce timed wrongly and rightly; 2 and 3 are paced (a late rank, a slow link). Not warmed up, the first "
-    "trial counts what happens once. Lines are medians.",
+    "trial counts what happens once: a median forgives it, a mean does not. Lines are medians.",
     "Three panels of eight trials each on a log scale: cold and warm, without and with barrier, returned and done",
 )
 
@@ -269,8 +269,8 @@ print("last arrival before first leaving:", max(arrivals) <= min(leavings))
 print("all leave at the same moment:", len(set(leavings)) == 1)
 
 # %% [markdown]
-# So even after a barrier ranks start a little apart. A collective lasts from the **last start to the last end**.
-# The package's stopwatch:
+# So even after a barrier ranks start a little apart. A collective lasts from the **last start to the last end**:
+# earlier, a rank is missing. The package's stopwatch:
 
 # %%
 show_source(trials, together)
@@ -303,9 +303,10 @@ for n, ranks in ((2, two), (4, four)):
 # The same run has both. Here is one that was published, 24.7 times faster on 112 cores (the appendix has its table):
 
 # %%
-f, p = 0.032, 112
+p = 112
+f = metrics.karp_flatt(24.7, p)
 g = f / (f + (1 - f) / p)
-print(f"f = {f} of the serial time is g = {g:.2f} of the time on {p} workers")
+print(f"f = {f:.3f} of the serial time is g = {g:.2f} of the time on {p} workers")
 print(
     f"Amdahl(f): {metrics.amdahl(f, p):.1f}; Gustafson(g): {metrics.gustafson(g, p):.1f}: one run, one speed-up"
 )
@@ -315,13 +316,13 @@ table(
 )
 
 # %% [markdown]
-# From 112 workers on the two part: only the larger problem has something left to gain.
+# From 112 workers on the two part: the same problem ends at 1 / f = 31.
 #
 # ## Reading a trace
 #
 # A time says how long. A trace says who worked when. Each rank notes *spans* (name, kind, start, end); their sum over
-# the makespan is the **average parallelism**. Four ranks, paced, with uneven work and a barrier after each of three
-# rounds:
+# the *makespan*, from first start to last end, is the **average parallelism**. Four ranks, paced, with uneven work and
+# a barrier after each of three rounds:
 
 
 # %%
@@ -366,8 +367,8 @@ print(
 # %% [markdown]
 # ## Overlap
 #
-# Sending costs nothing if something useful happens meanwhile. One piece: T = a + b. Cut in two independent lanes:
-# never less than **max(a, b)**. With k pieces, each sent while the next is computed:
+# Computing takes a, sending b: T = a + b in turn, together never less than **max(a, b)**. With k pieces, c
+# to compute and s to send each, and a piece sent while the next is computed:
 #
 # $$ T = c + (k - 1)\,\max(c, s) + s $$
 
@@ -387,23 +388,22 @@ explore(
 # ### On live ranks
 #
 # Compute is a sleep of 20 ms, the link is held back so that an all-reduce takes 15 ms. With `async_op=True` the call
-# returns a handle; `wait()` gives the result. This is how data parallelism hides its gradients (lesson 04).
+# returns a handle; `wait()` gives the result. So data parallelism hides the sum of its gradients (lesson 04).
 
 
 # %%
 def pieces_on_ranks(rank, world_size, asynchronous, pieces=4):
-    axis, flying, results = Mesh(dp=world_size)["dp"], [], []
+    axis, results = Mesh(dp=world_size)["dp"], []
     comm.barrier(axis)
     trace.clear()
     with paced.use(paced.Link(latency=0.0075, bandwidth=1e9)):  # two steps of a ring: 15 ms
         for i in range(pieces):
             with trace.span(f"piece {i}", "backward"):
                 time.sleep(0.020)
-            flying.append(comm.all_reduce(torch.full((10,), float(rank + i)), axis, async_op=True))
-            if not asynchronous:
-                flying[-1].wait()
-        with trace.span("wait", "wait"):
-            results = [handle.wait() for handle in flying]
+            results.append(comm.all_reduce(torch.full((10,), float(rank + i)), axis, async_op=asynchronous))
+        if asynchronous:
+            with trace.span("wait", "wait"):
+                results = [handle.wait() for handle in results]
     return results, trace.spans()
 
 
@@ -435,8 +435,8 @@ for asynchronous, (_, _, merged) in runs.items():
 # ### On a GPU: streams
 #
 # A CUDA *stream* is a queue: what is in one runs in order, different streams may overlap. The lecture multiplies two
-# matrices while another one is copied to the GPU. Its record: 276.9 ms one after the other, 164.3 ms overlapped. What
-# can we conclude without a GPU? Let the longer part be a and the shorter b:
+# matrices while another one is copied to the GPU. Its record: 276.9 ms one after the other, 164.3 ms overlapped. Let
+# the longer part be a and the shorter b:
 
 # %%
 total, both = 276.9, 164.3
@@ -919,7 +919,7 @@ def average_parallelism(spans):
 
 # %%
 minutes = {"sequential": 24.1, "OpenMP": 58 / 60, "OpenMP over nOS-V": 66 / 60}
-print("40 x 35 s =", f"{40 * 35 / 60:.1f} min of the 24.1: the rest is outside the iterations")
+print("40 x 35 s =", f"{40 * 35 / 60:.1f} min of the 24.1: the rest is outside the iterations, or rounding")
 print("40 x 1.430 s =", f"{40 * 1.430:.1f} s of 58;  40 x 1.616 s = {40 * 1.616:.1f} s of 66")
 rows = []
 for name, t in minutes.items():
@@ -930,7 +930,7 @@ for name, t in minutes.items():
 table(rows, ["version", "minutes", "speed-up", "efficiency", "Karp-Flatt"])
 
 # %% [markdown]
-# The page says 24.7 and 21.8 (so f = 0.032): other roundings of the same runs. The finding stands: 3 % that does not
+# The page says 24.7 (so f = 0.032) and 21.8: other roundings of the same runs. The finding stands: 3 % that does not
 # split costs 78 % of the node, and no number of cores would get beyond 1 / 0.032 = 31.
 #
 # ### The same protocol here
@@ -1002,8 +1002,7 @@ losses = [launch(lab.step_times, 1, 2, *how, ranks=1)[0][1] for how in condition
 print("equal losses in all four conditions:", all(run == losses[0] for run in losses))
 
 # %% [markdown]
-# A first iteration that is *faster* needs another suspect: memory bandwidth that is still free, a cool processor, or
-# something that it leaves out.
+# A first iteration that is *faster* needs another suspect: memory bandwidth that is still free, or a cool processor.
 
 # %% [markdown]
 # ## Questions
@@ -1025,7 +1024,7 @@ print("equal losses in all four conditions:", all(run == losses[0] for run in lo
 #
 # - Hoefler and Belli 2015, *Scientific benchmarking of parallel computing systems*: twelve rules for honest numbers.
 # - Williams, Waterman and Patterson 2009, *Roofline*: where the picture with the roof comes from.
-# - Karp and Flatt 1990, *Measuring parallel processor performance*: the serial fraction, in two pages.
+# - Karp and Flatt 1990, *Measuring parallel processor performance*: the serial fraction, and what it shows.
 # - Gustafson 1988, *Reevaluating Amdahl's law*: why large machines are worth having after all.
 # - NVIDIA 2024, *CUDA C++ programming guide*, on streams: what may overlap on a GPU, and what waits.
 #

@@ -116,9 +116,9 @@ overlap = Task(
 SPANS = (0, 2, 6), (1, 4, 6), (1, 8, 10)
 
 
-def _many(chance) -> tuple[list[SimpleNamespace]]:
-    starts = [(chance.randrange(5), chance.randint(0, 20)) for _ in range(chance.randint(1, 9))]
-    return _worked(*((rank, start, start + chance.randint(1, 9)) for rank, start in starts))
+def _many(chance) -> tuple[list[SimpleNamespace]]:  # on each rank one after the other
+    starts = [(turn % 3, 3 * turn + chance.randint(0, 3)) for turn in range(chance.randint(1, 9))]
+    return _worked(*((rank, start, start + chance.randint(1, 6)) for rank, start in starts))
 
 
 average_parallelism = Task(

@@ -24,7 +24,7 @@ def saved_bytes(model: GPT2, batch) -> int:
 
 
 def activation_bytes(config: GPT2Config, B: int, T: int, recompute: bool = False) -> int:
-    """The same by formula: layers, head and loss in float32, token numbers in int64."""
+    """Bytes that forward saves, by formula: layers, head and loss in float32, token numbers in int64."""
     L, C, H, V = config.n_layer, config.n_embd, config.n_head, config.vocab_size
     layers = L * B * T * C if recompute else L * (16 * B * T * C + 4 * B * T + B * H * T)
     head = 2 * B * T * C + 2 * B * T + B * T * V
