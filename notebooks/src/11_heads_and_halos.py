@@ -7,8 +7,8 @@
 # its neighbour. Heads send less as ranks grow but their number is limited; halos send the same few rows for any
 # length and any number of ranks, as long as a shard holds w tokens.
 #
-# Both were built for the weather model anemoi, whose authors found halos faster at every number of GPUs. You will
-# build both, predict what they send, and count.
+# Both are in the weather model anemoi, whose authors found halos faster at every number of GPUs. You will build
+# both, predict what they send, and count.
 
 # %% tags=["setup"]
 import statistics
@@ -85,9 +85,9 @@ for n, qkv in ((2, (q, k, v)), (3, (q, k, v)), (4, torch.randn(3, 1, 8, 37, 4)))
     print(f"output and gradients equal serial attention: {same}; sent forward {[f[1] for f in found]}")
 
 # %% [markdown]
-# (552<!--above--> numbers of rank 0 of two.) anemoi's text says "2 all-to-all per layer"; its code does four (q, k,
-# v, output) in two *phases*. Stacking q, k, v, as above, makes it two calls. The volume is the same: 4 (N-1)/N² T C
-# numbers a rank. Tokens may be uneven, heads may not:
+# (552<!--above--> numbers of rank 0 of two, 432 of them q, k, v.) anemoi's text says "2 all-to-all per layer"; its code
+# does four (q, k, v, output) in two *phases*. Stacking q, k, v, as above, makes it two calls. The volume is the same:
+# on average 4 (N-1)/N² B T C numbers a rank. Tokens may be uneven, heads here not (DeepSpeed's may):
 
 # %%
 try:
@@ -113,8 +113,8 @@ play(
 
 # %% [markdown]
 # **Your turn**, on live ranks. `sizes` are the tokens of each rank. `comm.all_to_all(parts, axis, shapes)`
-# sends part p to rank p and gives the list of what arrives, of these shapes; gradients come through it. The way back
-# is also the backward.
+# sends part p to rank p and gives the list of what arrives, of these shapes; gradients come through it.
+# `to_tokens` is also the backward of `to_heads`.
 
 
 # %% tags=["exercise"]
@@ -339,7 +339,10 @@ for add in (True, False):
 
 # %% tags=["exercise"]
 def give_back(grad, window, axis):
-    """The gradient of this rank's own rows from that of its wide rows: `window` halo rows first, none on rank 0."""
+    """The gradient of this rank's own rows from that of its wide rows: `window` halo rows first, none on rank 0.
+
+    Leave `grad` as it is, send before you wait, and wait for what you send.
+    """
     ### BEGIN SOLUTION
     first, last = axis.rank == 0, axis.rank == axis.size - 1
     going = None if first else comm.isend(grad[:window].clone(), axis, axis.rank - 1)
@@ -483,8 +486,8 @@ def give_back(grad, window, axis):
 # %% [markdown]
 # ## The package's halo
 #
-# `halo_exchange` borrows the neighbours' rows, as `triangle` borrows keys; `remove_halos` cuts them off again. Its
-# backward is the same table of loans, turned round. Who lends what is a list, known to all ranks:
+# `halo_exchange` borrows the neighbours' rows, as `triangle` borrows keys; its backward is the same table of loans,
+# turned round. `remove_halos` cuts halos off, `add_halos` puts on some of zeros. Who lends what, all ranks know:
 
 # %%
 for w in (2, 5):
@@ -492,14 +495,14 @@ for w in (2, 5):
     said = (f"rank {a.source} lends {a.stop - a.start} to rank {a.target}" for a in lent)
     print(f"window {w}:", ", ".join(said))
 x = torch.randn(5, 3)
-print("remove_halos(add_halos(x)) is x:", torch.equal(halo.remove_halos(halo.add_halos(x, 2, 3), 2, 3), x))
-show_source(halo.add_halos)
+print("remove_halos(add_halos(x)) == x:", torch.equal(halo.remove_halos(halo.add_halos(x, 2, 3), 2, 3), x))
+show_source(halo.halo_exchange)
 
 # %% [markdown]
 # There are four ways to move the rows: blocking send/recv (in one order that all ranks share; with halos on both
-# sides two neighbours that both send first would wait forever, causal ones would only queue up), isend/irecv, an
-# all-gather of everybody's edges, and an all-to-all in which only neighbours have something to say. anemoi measured
-# all four, kept the last. We count (of the all-gather, what its ring sends) and crown nobody.
+# sides two neighbours that both send first would wait forever), isend/irecv, an all-gather of everybody's edges, and
+# an all-to-all in which only neighbours have something to say. anemoi measured all four, kept the last. We count (of
+# the all-gather, what its ring sends) and name no winner.
 # **Predict** the rows first: three from each rank but the last. (On a ring, an all-gather passes on all nine, except
 # those of the next rank.) Torch's `gradcheck` moves each number of all ranks' rows a little, and compares the slope
 # with the backward.
@@ -620,9 +623,9 @@ def one_hop(sizes, window):
 # %% [markdown]
 # ## The weather model's block: both sides, any batch
 #
-# On a globe a point looks to both sides. So exchange x on both sides, compute q, k, v of the wide rows, attend, and
-# drop what the halo's queries gave. `windowed` is the serial program; a rank runs it on its wide rows. The borrower
-# computes k and v of the halo, so c_attn's gradient on a rank is *wrong*, and only the sum over ranks is right.
+# On a globe a point looks to both sides. So exchange x on both, compute q, k, v of the wide rows, attend, and
+# drop what the halo's queries gave. `windowed` is the serial program; a rank runs it on its wide rows. In any split
+# dW is the *sum* over ranks; here the part of halo rows is on the borrower, which computes their k and v.
 
 
 # %%
@@ -667,8 +670,8 @@ for n, tokens, batch, masked in ((3, 11, 1, True), (4, 37, 3, True), (3, 11, 3, 
 # ## Exchange x, or exchange k and v?
 #
 # anemoi exchanges the layer's *input* x: one row a token, once forward, once backward. Then q, k, v of the halo are
-# computed twice, w N / T more, and the borrower's share of c_attn's gradient belongs to the sum over ranks.
-# Exchanging k and v costs two rows a token and computes nothing twice. **Predict** both:
+# computed twice, w N / T more a side. Exchanging k and v costs two rows a token and computes nothing twice.
+# **Predict** both:
 
 
 # %%
@@ -693,9 +696,10 @@ for exchange in ("heads", "halo-x", "halo-kv"):
 table(rows, ["exchange", "rows of C sent, ranks 0 to 3", "tokens through c_attn", "as predicted"])
 
 # %% [markdown]
-# Which is faster? More computing against more bytes: k and v of a borrowed row are 4 C² operations and take 4 C² / F
-# seconds, the extra row C b / W. Both grow with w, so the window does not matter: k and v win above W = b F / 4 C. (The
-# programs here and anemoi's compute q of the halo too and throw it away, 6 C²: then already above b F / 6 C.)
+# Which is faster, forward? More computing against more bytes: k and v of a borrowed row take 4 C² / F seconds at F
+# operations a second, the extra row C b / W over a link of W bytes a second, b bytes a number. Both grow with w, so
+# the window does not matter: k and v win above W = b F / 4 C. (The programs here and anemoi's compute q of the halo
+# too and throw it away, 6 C²: then already above b F / 6 C.)
 
 # %%
 show(
@@ -703,19 +707,19 @@ show(
     "computed",
     "a layer at the weather model's size (40,320 points, width 1024; window 512 is our guess): left, one exchange over "
     "the GPUs; right, what a halo costs over the link's speed, at 0.59 of an H100's peak (lesson 19).",
-    "Left two falling and level lines of time, halos lowest; right a falling line that crosses two flatter ones",
+    "Left a falling and a level line of time, halos lowest; right a falling line that crosses two flatter ones",
 )
 
 # %% [markdown]
-# Left is the claim that halos beat heads at every number of GPUs: w is far below T/N, so the model agrees. (anemoi's
-# own times were in images, now lost.) On a slow network exchange x, inside a machine k and v.
+# Left, halos beat heads at every number of GPUs, as anemoi claims: our w is below T/N. (Its times are in images only.)
+# On a slow network exchange x, inside a machine k and v.
 #
-# What the model rests on, the rows, is counted on live ranks: a step of two layers, forward and backward, 192 tokens,
+# What the model rests on, the rows, is counted on live ranks: a step of two layers, forward and backward, 144 tokens,
 # window 16.
 
 
 # %%
-def both_ways(rank, world_size, tokens=192, window=16):
+def both_ways(rank, world_size, tokens=144, window=16):
     """Numbers that this rank sends in a step of two layers, and those of the formula: by heads, by halos of x."""
     config = GPT2Config(vocab_size=50, n_positions=tokens, n_layer=2, n_head=12, n_embd=12, window=window)
     table, ids, found = layout("contiguous", tokens, world_size), torch.arange(tokens)[None] % 50, []
@@ -741,10 +745,10 @@ table(rows, ["ranks", "rows sent by the busiest, heads", "halo of x", "all ranks
 # %% [markdown]
 # ## Break-even
 #
-# Heads: 4 (N-1)/N² T rows a rank. A halo of the input on both sides, as in the weather model: 2w rows.
+# Heads: 4 (N-1)/N² T rows a rank. A halo of the input on both sides, as in anemoi: 2w rows.
 # Equal at $w=2\,(N-1)\,T/N^2$; causal attention needs one side only, so it wins up to twice that window.
 # **Predict** the break-even of 72 tokens on 6 ranks. Then it is run: heads, and halos just that wide. A shard has 12
-# tokens, so these come from two ranks away.
+# tokens, so some come from two ranks away.
 
 
 # %%
@@ -768,7 +772,7 @@ for window in (predicted - 1, predicted, predicted + 1):
 
 # %% [markdown]
 # Ranks 2 and 3, with two neighbours on either side, send 40<!--above--> rows, as many as with heads; those near the
-# ends of the sequence send fewer, since their neighbours' halos are cut off there.
+# ends of the sequence send fewer, since fewer ranks borrow from them.
 
 # %%
 counted = [(n, max(f[0] for f in pool[n].run(rows_of_a_layer, "heads", 72, 8))) for n in (2, 3, 4, 6)]
@@ -786,7 +790,7 @@ show(
 explore(
     plots.heads_or_halos,
     "computed",
-    "window {window}, {ranks} ranks, {tokens} tokens: rows of C numbers that the busiest rank sends.",
+    "window {window}, {ranks} ranks, {tokens} tokens: rows of C numbers that the busiest rank sends, forward, causal.",
     "Three bars: heads, halo of the input, halo of keys and values",
     window=(1, 64, 16),
     ranks=(2, 8, 4),
@@ -798,10 +802,10 @@ explore(
 #
 # (A second sitting may begin here.)
 #
-# Later versions of the weather model attend along the edges of a mesh of points. The halo becomes a list: which of
-# my rows does each rank look at? One all-to-all fetches them, the same one brings their gradients home, where they
-# are *added* by index (a row may be lent to several). Twelve points, four a rank, each looks at itself and at its
-# neighbours:
+# anemoi's graph transformer attends along the edges of a mesh of points; it has halos since 2026. A halo becomes a
+# list: which of my rows does each rank look at? One all-to-all fetches them, a second brings their gradients home,
+# where they are *added* by index (a row may be lent to several). Twelve points, four a rank, each looks at itself and
+# at its neighbours:
 
 
 # %%
@@ -819,7 +823,7 @@ print(f"rows lent {[f[1] for f in found]}, sent there and back {[f[2] for f in f
 
 # %% [markdown]
 # **A puzzle, with a score.** Numbered as they come, the ranks borrow 19 rows. Give the points to the three
-# ranks, four each, so that fewer are borrowed. `lab.NEIGHBOURS[a, b]` is True where point a looks at point b.
+# ranks, four each, so that at most 12 are. `lab.NEIGHBOURS[a, b]` is True where point a looks at point b.
 
 
 # %% tags=["exercise"]
@@ -927,8 +931,8 @@ for sizes in ({"dp": 2, "cp": 2}, {"cp": 2, "tp": 2}):
 # %% [markdown]
 # ## What the review taught
 #
-# The pull request is also a lesson in interfaces. Three near-identical names became three levels: what callers use
-# (`halo_exchange`), the autograd function, the wire. A long if/else became strategies chosen **by name**; a
+# anemoi's pull request 67 is also a lesson in interfaces. Three near-identical names became three levels: what callers
+# use (`halo_exchange`), the autograd function, the wire. A long if/else became strategies chosen **by name**; a
 # wrong name lists the right ones.
 
 # %%
@@ -966,10 +970,10 @@ for exchange in ("heads", "halo-x", "halo-kv"):
 # </details>
 #
 # <details><summary>2. When are heads impossible?</summary>
-# When N does not divide the heads (of a tensor-parallel rank). The number of heads is also the largest N.
+# When there are fewer of them (on a tensor-parallel rank) than ranks. Here N must divide them: all work alike.
 # </details>
 #
-# <details><summary>3. Exchanging x makes c_attn's gradient on a rank "wrong". Why is the sum right?</summary>
+# <details><summary>3. Exchanging x moves a part of c_attn's gradient to another rank. Why is the sum right?</summary>
 # The borrower computes k, v of borrowed rows; its part of the weight gradient is missing on the owner. The
 # sum over ranks has each part once.
 # </details>
@@ -981,8 +985,8 @@ for exchange in ("heads", "halo-x", "halo-kv"):
 # ## Read on
 #
 # - Jacobs et al. 2023, *DeepSpeed Ulysses*: heads for tokens, with sequences of a million tokens.
-# - ECMWF 2024, anemoi-core, pull request 67 (transformer sequence sharding): the review that this lesson retells.
-# - ECMWF 2025, anemoi-core, pull request 1162: the halo of a graph, as its maintainers wrote it.
+# - ECMWF 2025, anemoi-core, pull request 67 (transformer sequence sharding): the review that this lesson retells.
+# - ECMWF 2026, anemoi-core, pull request 1162: the halo of a graph.
 # - Beltagy et al. 2020, *Longformer*: why a window is enough when layers are stacked.
 # - Fang & Zhao 2024, *USP*: heads inside a machine and a ring between machines, and when which is better.
 #

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 18 Faults and checkpoints
 #
-# **The one-minute version.** One machine fails every few years; thousands of them fail every few hours. Three things
+# **The one-minute version.** One GPU fails every few years; thousands of them fail every few hours. Three things
 # make that bearable. A fault is *named* at once: who, where, why. The state is on disk *whole or not at all*, never
 # half. And it does *not remember the ranks* that wrote it, because the next run may have fewer. So a checkpoint knows
 # no shards, only *boxes*: this memory is rows 3 to 7 of that matrix, and any other plan finds in it what it needs.
@@ -48,7 +48,7 @@ pool = {n: Ranks(n, timeout=60, echo=False) for n in (1, 2, 3, 4)}  # live ranks
 # ## How often does it break?
 #
 # Training Llama 3 405B on 16,384 GPUs was interrupted unexpectedly 419 times in 54 days (Grattafiori et al. 2024,
-# section 3.3.4), by GPUs and all that is around them. Of n ranks one fails n times as often:
+# section 3.3.4), by GPUs and all that is around them. Of n GPUs one fails n times as often:
 
 # %%
 each = 54 * 24 / 419 * 16384  # hours that one GPU with its share of the rest lasts, on average
@@ -84,12 +84,12 @@ explore(
 )
 
 # %% [markdown]
-# The best interval has a formula (below). First: what should a failure look like?
+# The best interval has a formula (below).
 #
 # ## Break things and read
 #
-# By default a lost rank means silence: PyTorch waits for 30 minutes (10 with NCCL), then names a port. Five ways to
-# break rank 1 of 3: what should each message say?
+# By default PyTorch waits 30 minutes (10 with NCCL) for a rank that hangs; of a dead one gloo names a port. Five ways
+# to break rank 1 of 3: what should each message say?
 
 
 # %%
@@ -125,7 +125,7 @@ for how in ("raises", "is killed", "hangs", "leaves early", "sums another shape"
 
 # %% tags=["exercise"]
 def culprit(waits):
-    """The rank that others wait for and that waits for nobody itself; None where all are in a ring (a deadlock)."""
+    """A rank that others wait for and that waits for nobody itself; None where there is none (a deadlock)."""
     ### BEGIN SOLUTION
     awaited = {other for whom in waits.values() for other in whom}
     return next((rank for rank in sorted(awaited) if not waits[rank]), None)
@@ -208,7 +208,7 @@ def culprit(waits):
 #
 # A NaN stops nobody. It spreads with the next all-reduce, and soon every weight is NaN, also in the next checkpoint. So
 # a step looks at the loss and the gradient's norm *before* it updates anything. That costs no message, as every rank
-# knows both anyway, but on a GPU the host must wait for them. Only when they are not finite does it search for the
+# knows both, but on a GPU the host must wait for them. Only when they are not finite does it search for the
 # culprit:
 
 
@@ -233,8 +233,8 @@ for rank, message in enumerate(pool[2].run(poisoned)):
 show_source(Trainer.step)
 
 # %% [markdown]
-# Here one gradient was poisoned, and it is named. Had it been a *weight* of the last stage, its NaN would have run
-# backward through all stages, and every rank be named: then look at the last stage first.
+# Here one gradient was poisoned, and it is named. Had it been a *weight*, of whatever stage, the loss would be NaN,
+# with it all gradients, and every rank be named: then search the weights.
 #
 # ### A flipped bit: worse than a NaN
 #
@@ -358,7 +358,7 @@ for where in ("a weight", "a local gradient"):
     held, size = pool[3].run(three_replicas, where)[0]
     print(f"A bit of rank 1 flipped in {where}: {size:,} bytes sent; most contradict", most_contradict(held))
     other = [name for name in sound[0] if held[0][name] != sound[0][name]]
-    print(f"  of rank 0 {len(other)} of {len(sound[0])} tensors are not as without the flip")
+    print(f"  on rank 0, {len(other)} of {len(sound[0])} tensors differ from those without the flip")
 
 # %% [markdown]
 # In a weight: found, rank and tensor. In a *local* gradient, before the sum: the sum gives the wrong number to all, the
@@ -388,13 +388,13 @@ for micro, how in ((1, "as it was"), (2, "in two micro-batches")):
     print(f"{how}:", *pool[3].run(again, micro), sep="\n  ")
 
 # %% [markdown]
-# Rank 1 is in both pairs that differ. It takes *equal bits*: split in another way, the same rows have other last
+# Rank 1 is in both pairs that differ. This takes *equal bits*: split in another way, the same rows have other last
 # digits, and all are accused. To repeat all doubles the work; one micro-batch of many finds a chip that stays broken.
 #
 # ### Four mistakes with PyTorch's own tools
 #
-# `DistributedDataParallel` (DDP) sends gradients from hooks, bucket by bucket. Predict: which of four common mistakes
-# with it and its sampler gives a message?
+# `DistributedDataParallel` (DDP) sends gradients from hooks, bucket by bucket. Predict: which of the four common
+# mistakes below gives a message?
 
 
 # %%
@@ -479,7 +479,7 @@ show(
 )
 
 # %% [markdown]
-# **Your turn.** A flat stretch of a matrix, elements `start` to `stop` in row-major order, as few boxes as possible.
+# **Your turn.** A flat stretch of a matrix, elements `start` to `stop - 1` by rows, in as few boxes as possible.
 
 
 # %% tags=["exercise"]
@@ -637,7 +637,7 @@ for i, (a, b) in enumerate(zip(pool[1].run(forgetful, folder)[0], losses, strict
 
 # %% [markdown]
 # The first loss is computed before the first update, so a test of resuming that looks at one loss is no test. The same
-# holds for a forgotten step count, data position or random state.
+# holds for Adam's step count. A forgotten data position or dropout's random state shows in the first loss.
 #
 # ## Whole or absent
 #
@@ -646,9 +646,9 @@ for i, (a, b) in enumerate(zip(pool[1].run(forgetful, folder)[0], losses, strict
 # happens or does not.
 #
 # **Your turn.** The checker runs yours in a process of its own and ends it with SIGKILL before its first operation on
-# files, then before its second, and so on: no `except` and no `finally` runs. The next call clears away what a killed
-# one left. Of an old folder of that name either all is there, or the new one, or for a moment none. (A power failure
-# may lose what was written, so a good answer also calls `os.fsync`. No checker can see that.)
+# files, then before its second, and so on: no `except` and no `finally` runs. The next call must clear away what a
+# killed one left. Of an old folder of that name either all is there, or the new one, or for a moment none. (A power
+# failure may lose what was written, so a good answer also calls `os.fsync`. This checker does not look.)
 
 
 # %% tags=["exercise"]
@@ -837,7 +837,7 @@ def save_folder(target, files, write):
 
 
 # %% [markdown]
-# The package does this for all ranks together: the coordinator renames when everybody has written. Kill rank 1 in the
+# The package does this for all ranks together: rank 0 renames when everybody has written. Kill rank 1 in the
 # middle of its second save:
 
 
@@ -859,13 +859,13 @@ except RankFailed as error:
 for found in sorted(Path(disk.name, "b").iterdir()):
     whole = found in checkpoint.all_in(found.parent)
     has = "has" if (found / "state.json").exists() else "lacks"
-    print(found.name, "is complete" if whole else "is not", "and", has, "state.json")
+    print(found.name, "is complete" if whole else "is incomplete", "and", has, "state.json")
 
 # %% [markdown]
 # ## What disks do
 #
 # A rename protects against a death, not against the disk. So `state.json`, written last, holds a digest of every
-# file, and nothing is read before it is compared. Six accidents, and the one sentence that a user should get. (A quota
+# file, and nothing is read before it is compared. Six accidents, and the sentence that a user should get. (A quota
 # stands for the full disk.)
 
 
@@ -891,7 +891,7 @@ print(try_it("load", "tp=2", good))
 
 # %% [markdown]
 # Every rank raises it, also those whose own files are well: they share the checking and tell each other. Had only one
-# raised, the others would now wait.
+# raised, the others would wait.
 #
 # ## A run that survives
 #
@@ -931,7 +931,7 @@ print("weights equal those of the undisturbed run, bitwise:", all(torch.equal(ca
 # Bitwise: weights and moments come from the checkpoint, the batch is a function of the step, and random numbers are
 # keyed by seed, step and sample, never drawn from a running stream.
 #
-# Now for real: **torchrun** trains the smallest GPT-2 on Shakespeare, and starts all ranks again when one dies, up to
+# Now for real: **torchrun** trains our smallest model on Shakespeare, and starts all ranks again when one dies, up to
 # `--max-restarts` times. We kill one from outside at the checkpoint of step 2.
 
 # %%
@@ -961,8 +961,8 @@ print("losses equal those of calm ranks of our own, bitwise:", same)
 # ### The neighbour's memory
 #
 # What a death loses is one shard. GEMINI (Wang et al. 2023) copies it after *every* step into the memory of another
-# rank; the disk is for worse days. The last two copies are kept: a death in the middle of copying leaves ranks without
-# the newest. (Each rank is a pool of its own here, so that it outlives another.)
+# machine; the disk is for worse days. The last two copies are kept: a death in the middle of copying leaves ranks
+# without the newest. (Each rank is a pool of its own here, so that it outlives another.)
 
 
 # %%
@@ -1020,8 +1020,8 @@ def costs(rank, world_size, run):
 table(pool[2].run(costs, disk.name + "/costs")[0], ["on two ranks", "ms"])
 
 # %% [markdown]
-# **Your turn.** When a rank and the keeper of its copy both die, that shard is lost. In a ring n pairs are so
-# dangerous. Each rank keeps one copy: whose, so that fewest pairs are?
+# **Your turn.** When a rank and the keeper of its copy both die, that shard is lost. In a ring of n > 2, n pairs are
+# so dangerous. Each rank keeps one copy: whose, so that fewest pairs are?
 
 
 # %% tags=["exercise"]
@@ -1128,7 +1128,7 @@ for divided_by in ("targets left", "all targets", "own targets, then replicas"):
     print(f"divided by {divided_by}:", "equal to 1e-10" if worst < 1e-10 else f"off by {worst:.0e}")
 
 # %% [markdown]
-# The last is torchft's way, a sum of means divided by `num_participants`: right where all rows have equally many
+# The last is torchft's way, a sum of means divided by `num_participants`: right where all replicas have equally many
 # targets (lesson 04).
 #
 # ## How often should you save?
@@ -1190,7 +1190,7 @@ def interval(save, failures):
 # %% [markdown]
 # **A puzzle, with a score.** A new machine fails every hour in its first 6 hours, later every 12. A save takes 5
 # minutes, starting again 10. After which hours of *work* do you save, in a job of 24? The score is the mean time of 100
-# lives; the best single interval needs 31.2 hours.
+# lives; the best single interval needs 31.0 hours; at most 30.7 pass.
 
 
 # %% tags=["exercise"]
@@ -1292,8 +1292,8 @@ show(
 # %% [markdown]
 # ## The package's version
 #
-# In the background 2.5 %<!--above--> of the work is lost, else 10.5 %<!--above-->. `boxes.py` says what a rank holds,
-# `writing.py` and `reading.py` know folders, `checkpoint.py` what training needs. Its heart:
+# In the background 2.5 %<!--above--> of the work is lost, else 10.5 %<!--above-->. `writing.py` and `reading.py` know
+# folders, `checkpoint.py` what training needs, `boxes.py` what a rank holds. Its heart:
 
 # %%
 show_source(rectangles)
@@ -1315,7 +1315,7 @@ disk.cleanup()
 #
 # 1. A rank dies during the rename. What may be on the disk?
 #    <details><summary>answer</summary>The old name or the new one, never half of it: that the file system promises.
-#    It does not promise that the <i>contents</i> reach the disk before the name does; hence fsync first.</details>
+#    If the power fails, the name may reach the disk without the <i>contents</i>; hence fsync first.</details>
 # 2. Why is a resumed run on another plan not bitwise equal?
 #    <details><summary>answer</summary>Sums over ranks and micro-batches have another order, and floating-point
 #    addition is not associative.</details>
@@ -1326,7 +1326,7 @@ disk.cleanup()
 # - Mohan et al. 2021, *CheckFreq*: saving in the background.
 # - Jiang et al. 2025, *TTrace* (arXiv:2506.09280): silent bugs found by comparing with a trusted serial run;
 #   Lu et al. 2025, *TrainVerify* (arXiv:2506.15961): by proof.
-# - Grattafiori et al. 2024, *The Llama 3 herd of models* (arXiv:2407.21783), section 3.3.4: 466 interruptions by cause.
+# - Grattafiori et al. 2024, *The Llama 3 herd of models* (arXiv:2407.21783), section 3.3.4: 419 interruptions by cause.
 # - Gemini Team 2023 (arXiv:2312.11805), section 3: silent corruption every week or two, found by deterministic replay.
 # - Wang et al. 2023, *GEMINI* (doi:10.1145/3600006.3613145): who keeps whose copy.
 # - torchft 2025 (github.com/pytorch/torchft): who joins a step.
