@@ -163,6 +163,17 @@ def test_what_is_known_of_operators_changes_nothing(text):
     assert run(text) == first and len(numberless.KNOWN) == known > 0
 
 
+def test_an_operator_is_known_by_the_shape_stride_and_type_of_all_that_it_gets():
+    numberless.KNOWN.clear()
+    with Numberless():
+        x = torch.ones(3, 3)
+        made = [y.exp() for y in (x, x.double(), x.t())] + [x.argmax(-1) + number for number in (1, 1.0)]
+    assert [(t.dtype, t.stride()) for t in made] == [
+        (torch.float32, (3, 1)), (torch.float64, (3, 1)), (torch.float32, (1, 3)), (torch.int64, (1,)),
+        (torch.float32, (1,)),
+    ]  # fmt: skip
+
+
 def test_every_stage_has_its_fullest_rank():
     assert [one.place["pp"] for one in fullest("pp=2,dp=2,micro=2")] == [0, 1]
 
