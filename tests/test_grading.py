@@ -296,7 +296,7 @@ def test_a_call_that_cannot_be_is_told_in_a_sentence(home, more, words, capsys, 
     (tmp_path / "class").mkdir()
     (tmp_path / "class" / "good.ipynb").write_bytes((home / "class" / "good.ipynb").read_bytes())
     submissions.lesson(tmp_path)
-    assert call(tmp_path, "class", *more) == 1
+    assert call(tmp_path, "class", *more) == 2
     assert words in capsys.readouterr().err
     assert call(tmp_path, "empty") == 1 and "no notebooks (*.ipynb)" in capsys.readouterr().err
 

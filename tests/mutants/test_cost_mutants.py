@@ -112,8 +112,8 @@ BUGS = {
         (scale.Fabric.links, "bandwidth / busy", "bandwidth",
          scaled.test_what_shares_a_card_or_an_uplink_is_slower),
     "a machine begins a rank too early":
-        (scale.Fabric.levels, "where(source // self.machine == target // self.machine",
-         "where((source + 1) // self.machine == (target + 1) // self.machine",
+        (scale.Fabric.levels, "where(source // machine == target // machine",
+         "where((source + 1) // machine == (target + 1) // machine",
          scaled.test_levels_are_machine_rail_and_spine),
     "one part more is larger":
         (scale.equal_parts, "< size % parts", "<= size % parts",

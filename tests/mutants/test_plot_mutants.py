@@ -112,10 +112,9 @@ OWN_SECONDS = races.test_who_times_itself_is_believed_and_of_several_seconds_the
 PAIRWISE = races.test_ratios_are_those_of_turns_that_follow_one_another
 TABLE = words.test_the_table_of_plans_counts_those_that_use_both
 COMMANDS = {
-    "an error ends with 0":
-        (cli._one, "return 1\n    except Keyboard", "return 0\n    except Keyboard", STATUS),
+    "an error ends with 0": (cli._one, "return 2 if wrong else 1", "return 0", STATUS),
     "an interrupt ends with 0": (cli._one, "return 130", "return 0", STATUS),
-    "an unknown command ends with 0": (cli._one, "return 2", "return 0", STATUS),
+    "an unknown command ends with 0": (cli._one, "return 2\n    try:", "return 0\n    try:", STATUS),
     "an unknown option ends with 0": (options.Parser.error, "self.exit(2,", "self.exit(0,", STATUS),
     "a bug of ours without its traceback":
         (cli._one, "if debug or (said := in_words(error)) is None:",
@@ -123,7 +122,7 @@ COMMANDS = {
     "no way back is told":
         (cli.told, '*getattr(error, "__notes__", [])', "", words.test_an_error_is_told_by_its_own_words),
     "a file's error without its name":
-        (cli.in_words, "{error.filename or 'A file'}: ", "", words.test_an_error_is_told_by_its_own_words),
+        (cli.in_words, "{error.filename or 'A file or the output'}: ", "", words.test_an_error_is_told_by_its_own_words),
     "each chunk takes a rank's time":
         (schedule.run, "Fraction(schedule.ranks, schedule.depth * schedule.slices)", "Fraction(1)",
          words.test_the_schedule_command_shares_a_rank_s_time_among_its_chunks),
