@@ -298,7 +298,7 @@ def test_a_call_that_cannot_be_is_told_in_a_sentence(home, more, words, capsys, 
     submissions.lesson(tmp_path)
     assert call(tmp_path, "class", *more) == 2
     assert words in capsys.readouterr().err
-    assert call(tmp_path, "empty") == 1 and "no notebooks (*.ipynb)" in capsys.readouterr().err
+    assert call(tmp_path, "empty") == 2 and "no notebooks (*.ipynb)" in capsys.readouterr().err
 
 
 def cells_of(lesson, text_of):

@@ -122,7 +122,8 @@ COMMANDS = {
     "no way back is told":
         (cli.told, '*getattr(error, "__notes__", [])', "", words.test_an_error_is_told_by_its_own_words),
     "a file's error without its name":
-        (cli.in_words, "{error.filename or 'A file or the output'}: ", "", words.test_an_error_is_told_by_its_own_words),
+        (cli.in_words, "{error.filename or 'A file or the output'}: ", "",
+         words.test_an_error_is_told_by_its_own_words),
     "each chunk takes a rank's time":
         (schedule.run, "Fraction(schedule.ranks, schedule.depth * schedule.slices)", "Fraction(1)",
          words.test_the_schedule_command_shares_a_rank_s_time_among_its_chunks),
