@@ -64,10 +64,10 @@ def overview() -> str:
     lines = ["usage: gpt2lab COMMAND [options]", "", "GPT-2 in parallel: run it and check it.", ""]
     lines += [f"  {name:10}{about}" for name, (_, about) in COMMANDS.items()]
     lines += ["", "gpt2lab COMMAND --help explains a command; --debug shows where an error came from."]
-    lines += [
+    status = (
         "Exit status: 0 done; 1 failed, or what is compared differs; 2 cannot be done as typed; 130 Ctrl-C."
-    ]
-    return "\n".join(lines)
+    )
+    return "\n".join([*lines, status])
 
 
 def told(error: RuntimeError) -> str:

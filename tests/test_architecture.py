@@ -199,10 +199,10 @@ BUDGETS = {
 OVER = {
     "tasks": 1_063,
     "sharding": 3_148,
-    "planner": 5_904,
+    "planner": 5_903,
     "classroom": 2_311,
     "core": 12_186,
-    "the package": 48_965,
+    "the package": 48_962,
 }  # too large today: these may only shrink
 
 

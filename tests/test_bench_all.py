@@ -53,7 +53,9 @@ def test_a_verdict_needs_rounds_enough_that_chance_rarely_gives_one(a, b, said):
 
 def test_the_comparison_names_what_differs_and_what_changed():
     text = everything.comparison(BEFORE, AFTER)
-    assert "commit: a -> b" in text and "3 numbers, 5 and 5 rounds: 1 changed" in text
+    assert "commit: a -> b" in text and "3 numbers, 5 and 5 rounds: 1 changed" in text and "quick" not in text
+    other = AFTER | {"quick": False, "machine": MACHINE | {"commit": "\x1b[2J"}}
+    assert everything.comparison(BEFORE, other).startswith("commit: a -> ?[2J\nquick: True -> False\n")
     (line,) = [line for line in text.splitlines() if line.startswith("tensor")]
     assert line.split()[-4:] == ["1100.000", "800.000", "0.73", "faster"]
     assert len(everything.comparison(BEFORE, AFTER, every=True).splitlines()) == len(text.splitlines()) + 2

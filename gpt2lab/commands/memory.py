@@ -36,9 +36,7 @@ MORE = (
     "Gradients are more than weights: the embedding is used twice, in the first layer and the head, and has a gradient "
     "of\n  each use beside their sum; and under ZeRO a gradient is whole until it has been summed over the ranks."
 )
-LAYERS_RUN = (
-    100  # of a dry run at most, as each takes about 0.1 s; of more layers the formulas tell in seconds
-)
+LAYERS_RUN = 100  # in a dry run at most: each takes about 0.1 s; of more the formulas tell in seconds
 OF_EXPERTS = ("experts", "top_k", "router", "capacity")
 
 

@@ -71,10 +71,9 @@ class Numberless(TorchDispatchMode):
         if key in KNOWN:
             return tree_map_only(torch.Tensor, lambda t: FakeTensor(self.fake, _like(t), "cpu"), KNOWN[key])
         out = self._run(func, types, args, kwargs)
-        new = all(
-            isinstance(t, FakeTensor) and id(t.untyped_storage()) not in self.alive for t in _tensors(out)
-        )
-        if new and _tensors(out) and len(KNOWN) < MOST:
+        made = _tensors(out)
+        new = all(isinstance(t, FakeTensor) and id(t.untyped_storage()) not in self.alive for t in made)
+        if made and new and len(KNOWN) < MOST:
             KNOWN[key] = tree_map_only(FakeTensor, _like, out)
         return out
 
