@@ -13,9 +13,9 @@ from gpt2lab.experts.mixture import Experts
 from gpt2lab.model import GPT2Config
 from gpt2lab.parallel.zero.costs import bytes_held, shard_length, zero_bytes_sent
 from gpt2lab.plan import Plan
-from gpt2lab.planner import dry, numberless
+from gpt2lab.planner import dry
 from gpt2lab.planner.dry import dry_run, fullest_ranks
-from gpt2lab.planner.numberless import Numberless
+from gpt2lab.planner.numberless import KNOWN, Numberless, numberless
 from gpt2lab.planner.share import RankShare
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.traffic import Event
@@ -157,15 +157,15 @@ def test_parts_add_up_and_the_log_stays():
 
 @pytest.mark.parametrize("text", ["dp=2,zero=3,micro=2", "pp=2,tp=2,micro=2,recompute=on"])
 def test_what_is_known_of_operators_changes_nothing(text):
-    numberless.KNOWN.clear()
+    KNOWN.clear()
     first = run(text)
-    known = len(numberless.KNOWN)
-    assert run(text) == first and len(numberless.KNOWN) == known > 0
+    known = len(KNOWN)
+    assert run(text) == first and len(KNOWN) == known > 0
 
 
 def test_an_operator_is_known_by_the_shape_stride_and_type_of_all_that_it_gets():
-    numberless.KNOWN.clear()
-    with Numberless():
+    KNOWN.clear()
+    with numberless():
         x = torch.ones(3, 3)
         made = [y.exp() for y in (x, x.double(), x.t())] + [x.argmax(-1) + number for number in (1, 1.0)]
     assert [(t.dtype, t.stride()) for t in made] == [

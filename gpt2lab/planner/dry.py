@@ -26,7 +26,7 @@ from ..ranks.traffic import split_sizes
 from ..train import Recipe, Trainer
 from ..transport.pretended import one_of
 from .experts import rows_of
-from .numberless import PARTS, Numberless
+from .numberless import PARTS, numberless
 from .sends import AxisTraffic, by_axis
 
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
@@ -113,20 +113,8 @@ def _one_rank(rank: int, world: int, by_expert):
         stack.callback(comm.log.extend, list(comm.log))
         stack.callback(comm.clear_log)
         stack.enter_context(one_of(rank, world))
-        stack.enter_context(patch.object(torch.nn.Module, "to", _converted))
         stack.enter_context(patch.object(mixture, "by_expert", by_expert))
-        seen = stack.enter_context(Numberless())
-        resize = seen.resizing(torch.UntypedStorage.resize_)
-        stack.enter_context(patch.object(torch.UntypedStorage, "resize_", resize))
-        yield seen
-
-
-def _converted(model, device, dtype):
-    """`Module.to`, which swaps the memory of parameters, and tensors without numbers have none."""
-    for module in model.modules():
-        for name, p in module.named_parameters(recurse=False):
-            setattr(module, name, torch.nn.Parameter(p.to(dtype)))
-    return model
+        yield stack.enter_context(numberless())
 
 
 def _evenly(config, length: int):

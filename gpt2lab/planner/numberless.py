@@ -6,19 +6,38 @@ Memory is followed by storage, from the operator that makes one until nothing re
 import sys
 import weakref
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from unittest.mock import patch
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+import torch._meta_registrations  # rules in Python for operators that have none in C++
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 aten = torch.ops.aten
+CPU, DEVICE = torch.device("cpu"), torch.Tensor.device
 PARTS = "weights", "gradients", "optimizer", "activations", "logits", "buffers"
 SMALL = 2**20  # whole numbers of so many elements at most are computed, because they decide what is called
 GATHERS = "gather_flat", "broadcast"  # calls of `comm` that bring whole weights
 ENGINE, WRAPPERS = "_engine_run_backward", ("_fn", "inner")  # autograd in Python's frames, and torch's own
 KNOWN, MOST = {}, 100_000  # the shapes of what an operator makes, by what it gets; of so many at most
+
+
+@contextmanager
+def numberless() -> Iterator["Numberless"]:
+    """Inside, floats are of torch's device "meta"; only torch's own rules see that, all others are told the CPU."""
+    seen = Numberless()
+    with ExitStack() as stack:
+        for of, name, other in (
+            (torch.Tensor, "device", property(lambda t: DEVICE.__get__(t) if seen.asks else CPU)),
+            (torch.Tensor, "tolist", lambda t: [one.tolist() for one in t] if t.dim() else t.item()),
+            (torch.UntypedStorage, "resize_", seen.resizing(torch.UntypedStorage.resize_)),
+            (functional, "scaled_dot_product_attention", _attention),
+        ):
+            stack.enter_context(patch.object(of, name, other))
+        yield stack.enter_context(seen)
 
 
 class Numberless(TorchDispatchMode):
@@ -30,7 +49,7 @@ class Numberless(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.asks = False  # torch's rule for an operator runs
         self.alive: dict[int, tuple[str, int]] = {}  # (part, bytes) by storage
         self.now: Counter = Counter()
         self.shapes, self.words = set(), 0
@@ -47,13 +66,11 @@ class Numberless(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func is torch.ops.prim.device.default:
-            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
-        if func is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+        if func is aten._local_scalar_dense.default and args[0].is_meta:
             return 1.0 if args[0].is_floating_point() else 0
         self.settle()
-        out = self._known(func, types, args, kwargs)
-        made = [t for t in _tensors(out) if id(t.untyped_storage()) not in self.alive]
+        out = self._known(func, args, kwargs)
+        made = [t for t in _tensors([out]) if id(t.untyped_storage()) not in self.alive]
         if made:
             moment, asked = _where()
             for t in made:
@@ -65,35 +82,36 @@ class Numberless(TorchDispatchMode):
                 self.settle()
         return out
 
-    def _known(self, func, types, args, kwargs):
+    def _known(self, func, args, kwargs):
         """As `_run`; where an operator makes new tensors, its rule is asked once for operands of the same shapes."""
+        if not _makes_new(func):
+            return self._run(func, args, kwargs)
         key = func, _shape(args), _shape(tuple(kwargs.items()))
         if key in KNOWN:
-            return tree_map_only(torch.Tensor, lambda t: FakeTensor(self.fake, _like(t), "cpu"), KNOWN[key])
-        out = self._run(func, types, args, kwargs)
-        made = _tensors(out)
-        new = all(isinstance(t, FakeTensor) and id(t.untyped_storage()) not in self.alive for t in made)
-        if made and new and len(KNOWN) < MOST:
-            KNOWN[key] = tree_map_only(FakeTensor, _like, out)
+            return _each(_like, KNOWN[key])
+        out = self._run(func, args, kwargs)
+        if (made := _tensors([out])) and all(t.is_meta for t in made) and len(KNOWN) < MOST:
+            KNOWN[key] = _each(_like, out)
         return out
 
-    def _run(self, func, types, args, kwargs):
-        """Small whole numbers are computed; of all else only the shape, by torch's rule for the operator.
-
-        The rule is asked directly: what `FakeTensorMode` does around it takes several times as long.
-        """
-        given = _tensors((args, kwargs))
-        fake = sum(isinstance(t, FakeTensor) for t in given)
-        if fake == len(given) > 0 and "device" not in kwargs:
-            with suppress(NotImplementedError), in_kernel_invocation_manager(self.fake):
-                new = lambda t: t if isinstance(t, FakeTensor) else FakeTensor(self.fake, t, "cpu")
-                return tree_map_only(torch.Tensor, new, func(*args, **kwargs))
+    def _run(self, func, args, kwargs):
+        """Small whole numbers are computed; of all else only the shape, by torch's rule for the operator."""
+        given = _tensors([*args, *kwargs.values()])
+        meta = [t.is_meta for t in given]
         whole = given or kwargs.get("dtype") in (torch.int64, torch.bool) or func is aten.arange.default
-        if whole and not fake:
+        if whole and not any(meta):
             out = func(*args, **kwargs)
-            if not any(t.is_floating_point() or t.numel() > SMALL for t in _tensors(out)):
+            if not any(t.is_floating_point() or t.numel() > SMALL for t in _tensors([out])):
                 return out
-        return self.fake.dispatch(func, types, args, kwargs)
+        if "device" in kwargs or not given and _has_device(func):
+            kwargs = kwargs | {"device": torch.device("meta")}
+        if not all(meta):
+            args, kwargs = _each(lambda t: t if t.is_meta else _like(t), (args, kwargs))
+        self.asks = True
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.asks = False
 
     def settle(self) -> None:
         """Compare what is held now with the most so far."""
@@ -150,17 +168,52 @@ class Numberless(TorchDispatchMode):
         return "activations" if moment == "forward" or torch.is_grad_enabled() else "buffers"
 
 
+def _attention(q, k, v, attn_mask=None, is_causal=False):
+    """torch's kernel on a CPU, which it does not take for meta tensors."""
+    if attn_mask is not None:
+        attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype)
+    kernel = aten._scaled_dot_product_flash_attention_for_cpu
+    return kernel(q, k, v, is_causal=is_causal, attn_mask=attn_mask)[0]
+
+
+@cache
+def _has_device(func) -> bool:
+    """Whether an operator can be told where to make its tensors."""
+    return any(argument.name == "device" for argument in func._schema.arguments)
+
+
+@cache
+def _makes_new(func) -> bool:
+    """Whether what an operator gives are no views of what it gets, nor that itself."""
+    return all(made.alias_info is None for made in func._schema.returns)
+
+
+def _each(new, value):
+    """An operator's arguments or result, with each tensor replaced by `new(tensor)`."""
+    if isinstance(value, (tuple, list)):
+        return type(value)([_each(new, one) for one in value])
+    if isinstance(value, dict):
+        return {key: _each(new, one) for key, one in value.items()}
+    return new(value) if isinstance(value, torch.Tensor) else value
+
+
 def _tensors(values) -> list[torch.Tensor]:
-    """The tensors in an operator's arguments or result."""
-    return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+    """The tensors among these, and in lists and tuples among them."""
+    found = []
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            found += _tensors(value)
+        elif isinstance(value, torch.Tensor):
+            found.append(value)
+    return found
 
 
 def _shape(value) -> tuple:
     """What an operator's rule looks at: shape, stride and type of a tensor, a number and its type."""
-    if isinstance(value, torch.Tensor):
-        return value.shape, value.stride(), value.dtype, isinstance(value, FakeTensor)
     if isinstance(value, (tuple, list)):
         return tuple(map(_shape, value))
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype, value.is_meta
     return type(value), None if isinstance(value, torch.Generator) else value
 
 
