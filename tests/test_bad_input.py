@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from planting import planted
 
 from gpt2lab import cli
 from gpt2lab.benchmarks import races as benchmarks
@@ -121,7 +122,10 @@ SENSELESS = {  # each was answered with a wrong value, an error of Python's, or 
     ),
     "experts in no layer": (lambda: GPT2Config(n_layer=2, experts=Experts(every=5)), "every = 2 or less"),
     "too many placements": (lambda: placement.exhaustive_placement(placing("gpt2", 4)), "take too long"),
-    "a search without end": (lambda: placement.branch_and_bound(placing("gpt2-xl", 4)), "Use list_schedule"),
+    "a search without end": (
+        lambda: searched(1000),
+        "1,000 parts of placements were tried, and more are left. Use list_",
+    ),
     "more devices than any": (lambda: LAPTOP.with_devices(10**12), "devices = 1000000000000 does not fit"),
     "a graph beyond the model": (lambda: captured_gpt2(PRESETS["nano"], 2, 10**6), "Use at most the model's"),
 }
@@ -130,6 +134,12 @@ SENSELESS = {  # each was answered with a wrong value, an error of Python's, or 
 def placing(name: str, devices: int):
     """The layers of a published model, to be placed on laptops."""
     return placement.Placing(gpt2_layers(PRESETS[name], 1, 64), LAPTOP.with_devices(devices))
+
+
+def searched(most: int):
+    """The best placement of a large model, by a search that ends after so many parts of placements."""
+    with planted(placement, "MOST", lambda _: most):
+        placement.branch_and_bound(placing("gpt2-xl", 4))
 
 
 @pytest.mark.parametrize("name", SENSELESS)
