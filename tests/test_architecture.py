@@ -197,12 +197,12 @@ BUDGETS = {
     "the package": 25_000,
 }
 OVER = {
-    "tasks": 1_063,
-    "sharding": 3_148,
+    "tasks": 1_061,
+    "sharding": 3_147,
     "planner": 5_944,
     "classroom": 2_311,
     "core": 12_186,
-    "the package": 49_003,
+    "the package": 49_002,
 }  # too large today: these may only shrink
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from gpt2lab import cli
 from gpt2lab.benchmarks import collectives
+from gpt2lab.benchmarks.races import RACES
 from gpt2lab.machine import links
 from gpt2lab.machine.links import ALL_REDUCE, Link, bandwidths
 from gpt2lab.machine.timing import together
@@ -102,6 +103,12 @@ def test_the_command_prints_a_table_and_saves_figure_and_json(tmp_path, capsys):
     saved = json.loads((tmp_path / "collectives.json").read_text())
     assert len(saved["rows"]) == 5 * 5 and saved["models"]
     assert (tmp_path / "collectives.png").stat().st_size > 1000
+
+
+def test_no_two_operations_of_a_sweep_look_alike():
+    names = [*collectives.LIBRARY, *RACES["collectives"].options["ours"]]
+    shown = [{"what": n, "ranks": 2, "bytes": b, "seconds": 1.0, "bus": 1.0} for n in names for b in (4, 8)]
+    assert len({line.get_color() for line in sweep_figure(shown).axes[1].lines}) == len(names)
 
 
 def test_blocks_show_every_number_of_every_rank():

@@ -2,7 +2,9 @@
 
 from argparse import Namespace
 
-from gpt2lab.benchmarks import race
+import torch
+
+from gpt2lab.benchmarks import experts, race
 from gpt2lab.benchmarks.race import Contest, Heat, Outcome
 from gpt2lab.machine.timing import Times
 
@@ -119,3 +121,12 @@ def test_a_heat_for_every_combination_of_the_sizes():
         (one.ranks, one.names, one.more, one.rows) for one in race.each(args, "ranks", "names", more=[0])
     ]
     assert found == [(2, "x", 0, 3), (2, "y", 0, 3), (4, "x", 0, 3), (4, "y", 0, 3)]
+
+
+def test_every_turn_of_the_mixtures_makes_gradients_anew():
+    """One that added to those of the turn before would read and write them once more than its rivals."""
+    block, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
+    seen = [
+        experts.gradients(block, x, lambda block, x: block(x)) and block.weight.grad.clone() for _ in range(2)
+    ]
+    assert torch.equal(*seen)

@@ -148,6 +148,9 @@ def test_a_failed_write_leaves_the_old_shard(shard):
 def test_a_token_beyond_16_bits_is_refused(tmp_path):
     with pytest.raises(ValueError, match="Token 65536 does not fit"):
         shards.write_shard(tmp_path / "x.bin", [np.array([65536])])
+    for token in (-1, 2.5):
+        with pytest.raises(ValueError, match=f"Token {token} does not fit"):
+            shards.write_shard(tmp_path / "x.bin", [np.array([5, token])])
 
 
 AWKWARD = (

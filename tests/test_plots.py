@@ -260,6 +260,7 @@ def test_curves_show_each_run_and_its_distance_from_the_first():
     losses, apart = fig.axes
     assert apart.get_ylabel() == "nats (equal: drawn at 1e-17)"
     assert not curves({"serial": [3.0], "a": [3.5]}).axes[1].get_ylabel()
+    assert curves({"serial": [3.0], "a": [90.0]}).axes[1].get_ylim()[1] > 87
     assert [list(line.get_ydata()) for line in losses.lines] == [[3, 2], [3, 2], [3, 2.5]]
     assert [list(line.get_ydata()) for line in apart.lines] == [[1e-17, 1e-17], [1e-17, 0.5]]
 

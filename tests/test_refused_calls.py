@@ -15,11 +15,12 @@ import torch.nn.functional as F
 from sharding_cases import CONFIG as CUT
 from sharding_cases import graph
 from test_refused import matches
+from torch.func import grad
 
 from gpt2lab.algorithms import hierarchical
 from gpt2lab.benchmarks import context, races
 from gpt2lab.corpus import Batches, downloads
-from gpt2lab.corpus.loaders import each_reads
+from gpt2lab.corpus.loaders import InOrder, each_reads
 from gpt2lab.experts.mixture import Experts
 from gpt2lab.generate import Sampling
 from gpt2lab.lessons.labs import copies
@@ -59,6 +60,7 @@ SMALL = GPT2Config(vocab_size=64, n_positions=16, n_layer=4, n_head=4, n_embd=16
 FREE = Cluster(8, Device(1e9), Network(Link(0, float("inf"))))
 GRID, LINE = {"x": 2, "y": 2}, {"x": 2}
 ONE, IMAGE, KERNEL = torch.zeros(4, 6), torch.zeros(1, 2, 6, 6), torch.zeros(2, 2, 3, 3)
+ROWS = torch.zeros(2, 2, dtype=torch.long)
 TWO = OperatorGraph.chain([Operator("a", 1, 1, kept=3 * 2**20), Operator("b", 1, 1, kept=2**20)])
 LONG_JOB = failures.LongJob(1000, 1e9, 24.0, 0.01, 0.1, 1.0)
 
@@ -83,6 +85,8 @@ CALLS = [
     (lambda: Batches(np.arange(1000), 1, 8, split="test"), "'test'"),
     (lambda: each_reads(Batches(range(99), 2, 4), 0, Mesh(alone=True)["dp"], "columns"),
      "no shape 'columns' ... rows, contiguous, interleaved"),
+    (lambda: InOrder(range(3), 1, 10), "needs 11 tokens...the text has 3. Use a longer text."),
+    (lambda: InOrder(range(30), 4, 10), "Use a longer text, or at most 2 rows."),
     (lambda: Sampling(top_p=1.5), "top_p"),
     # ranks
     (lambda: Mesh(dp=3, tp=2), "is a mesh of 6 ranks, but the world has 1"),
@@ -93,6 +97,9 @@ CALLS = [
     (lambda: trace.span("x", kind="forwards").__enter__(), "'forwards'...forward, backward"),
     (lambda: GPT2Tasks(GPT2(SMALL), 2, 3, lambda n: None, axis=Axis("dp", (0, 1, 2, 3), 0), sliced=True),
      "3 tokens cannot be spread over 4 ranks. Use at most 3."),
+    *((lambda more=more: GPT2Tasks(GPT2(replace(SMALL, **more)), 2, 3, None),
+       "Tasks are made of a dense GPT-2 that sees all tokens, without dropout")
+      for more in ({"window": 0}, {"dropout": 0.1}, {"experts": EVEN})),
     # context
     (lambda: tokens("zickzack", 8, 2), "'zickzack'. Use one of contiguous, unequal, interleaved, zigzag"),
     (lambda: exchanges.exchange("rings"),
@@ -184,6 +191,9 @@ CALLS = [
     (lambda: parse("S0RP0"), "mesh axis 'x' is used 2 times"),
     (lambda: parse("S2R"), "names axis 2, but the mesh has 2"),
     (lambda: parse("Q"), "layout 'Q' is not understood"),
+    (lambda: parse("S0-R"), "layout 'S0-R' is not understood"),
+    (lambda: parse("P0R"), "layout 'P0R' is not understood"),
+    (lambda: cost.adjoint(parse("RM0"), parse("RR")), "from a partial maximum has no gradient. Give"),
     (lambda: Layout.named("width:x", ("batch", "ff")), "does not fit a tensor with dimensions batch, ff"),
     (lambda: check_layout(parse("S01R"), (3, 5), GRID),
      "a dimension of 3 cannot be cut into 4 parts over x x y"),
@@ -197,7 +207,16 @@ CALLS = [
      "a reshape from 4 x 6 to 3 x 8 mixes dimensions"),
     (lambda: capture(lambda x, w: (F.conv2d(x, w, padding=1),), {"x": IMAGE, "w": KERNEL}, ["y"]),
      "padding [1, 1]... is not captured. Use stride 1"),
+    *((lambda form=form: capture(form, {"x": ONE, "at": ROWS}, ["y"]), words) for form, words in (
+        (lambda x, at: x.unfold(0, 2, 2), "unfold is captured only with windows one step apart"),
+        (lambda x, at: x.scatter(1, at, 1.0), "scatter is captured only with a number at one place of each row"),
+        (lambda x, at: x.scatter(1, at, x), "scatter is captured only with a number at one place of each row"),
+        (lambda x, at: x.gather(1, at), "an operator reads a part of a dimension. Give it all of it"),
+        (lambda x, at: grad(lambda w: F.embedding(at, w, padding_idx=0).sum())(x),
+         "embedding_dense_backward is captured only with neither padding_idx nor scale_grad_by_freq"))),
+    (lambda: capture(lambda x: (2 * x,), {"x": ONE[:0]}, ["y"]), "x of shape (0, 6) has no elements"),
     (lambda: graph(None, replace(CUT, n_layer=1, window=3)), "attention with a window is not captured"),
+    (lambda: graph(None, replace(CUT, n_layer=1, dropout=0.1)), "dropout is not captured. Use"),
     (lambda: LinkChain(replace(graph(), aliases={})), "no chain of links. Use captured_gpt2"),
     (lambda: marked({"h.0.mlp.fc.weight": Mark("ff:x")}, {"x": 4}),
      "no such value. Did you mean 'h.0.mlp.c_fc.weight'"),
@@ -221,6 +240,8 @@ CALLS = [
      "leaves it cut along 0 and whole"),
     (lambda: marked({"tokens": Mark("batch:x"), "tok*": Mark("batch:y")}, {"x": 3, "y": 3}),
      "together make S01R, more parts than its shape (7, 11) has. Use fewer ranks"),
+    (lambda: marked({"wte.weight": Mark("S10R")}, GRID),
+     "mark 'S10R' of 'wte.weight' cuts a dimension by axes in another order than the mesh has. Use S01R."),
     (lambda: marked({}, {"x": 0}), "Use a dict of which each is a whole number of 1 or more"),
     (lambda: marked({}, {"x": 2, "y": "2"}), "Use a dict of which each is a whole number of 1 or more"),
 ]  # fmt: skip

@@ -318,6 +318,7 @@ def test_stages_in_float32_send_half_and_refuse_weights_of_another_type(pools):
 
 
 BAD = {
+    "A stage of 0 links begins with link 0": [CutStage(0, (), (0,), {})],
     "link 1, but link 0 comes next": [CutStage(1, ((),) * 5, (0,), {})],
     "the chain has 6 links. Add a stage": [CutStage(0, ((),) * 5, (0,), {})],
     "has 1 ranks, but its mesh .* has 2": [CutStage(0, (("batch",),) * 6, (0,), PAIR)],

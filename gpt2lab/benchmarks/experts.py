@@ -34,7 +34,7 @@ def run(args) -> dict[str, float]:
         GROUPED: lambda: gradients(grouped, x),
         EAGER: lambda: gradients(eager, x),
         "the products alone": products(ours.kept.tolist(), args.width, hidden),
-        "every expert on every token": lambda: gradients(lambda x: looped(ours, x), x),
+        "every expert on every token": lambda: gradients(ours, x, looped),
     }
     facts = {"ours": {"ours and transformers' apart by": apart}}
     against = {way: (GROUPED, EAGER) for way in ways if way not in (GROUPED, EAGER)}
@@ -90,11 +90,10 @@ def pair(experts: int, top_k: int, width: int, hidden: int, how: str = "eager"):
     return ours, theirs
 
 
-def gradients(block, x) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output and gradient of x of one forward and backward; the weights get theirs too."""
-    for p in block.parameters() if hasattr(block, "parameters") else ():
-        p.grad = None
+def gradients(block, x, forward=lambda block, x: block(x)) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output and gradient of x of one forward and backward; the weights get theirs too, anew."""
+    block.zero_grad()
     x = x.clone().requires_grad_()
-    y = block(x)
+    y = forward(block, x)
     y.square().sum().backward()
     return y.detach(), x.grad

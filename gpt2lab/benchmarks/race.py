@@ -1,7 +1,7 @@
 """One race for all benchmarks: contestants take turns in the same run, and ratios are taken turn by turn.
 
-Other load on the machine then hits all of them alike, and a ratio is that of two turns that follow one another. On
-ranks, of one thread each, a turn begins when the last rank is ready and ends when the last one is.
+Other load on the machine then hits all of them alike, and a ratio is that of two turns of one round. On ranks, of one
+thread each, a turn begins when the last rank is ready and ends when the last one is.
 """
 
 import json

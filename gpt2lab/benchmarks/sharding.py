@@ -56,7 +56,7 @@ def contest(rank: int, world_size: int, args) -> Contest:
         block.zero_grad()
         return y.detach(), leaf.grad
 
-    with CommDebugMode() as calls, Sent() as elements:
+    with CommDebugMode() as calls, Sent(world_size) as elements:
         y, of_x = theirs()
     apart = max((mine["y"] - y).abs().max().item(), (mine["grad x"] - of_x).abs().max().item())
     facts = {"ours": counted(*sent), "DTensor": counted(elements.elements, calls.get_total_counts())}
@@ -89,17 +89,17 @@ SHARES = {
 
 
 class Sent(TorchDispatchMode):
-    """Counts what functional collectives send from this rank, in elements, by the same formulas as ours."""
+    """Counts what functional collectives over n ranks send from this one, in elements, by the same formulas as ours."""
 
-    def __init__(self):
+    def __init__(self, n: int):
         super().__init__()
-        self.elements, self.calls = 0, Counter()
+        self.n, self.elements, self.calls = n, 0, Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if DTensor in types:
             return NotImplemented  # it calls again with the parts of this rank
         name = func.__name__.split(".")[0]
         if func.namespace == "_c10d_functional" and name in SHARES:
-            self.elements += int(SHARES[name](2) * args[0].numel())
+            self.elements += int(SHARES[name](self.n) * args[0].numel())
             self.calls[name] += 1
         return func(*args, **(kwargs or {}))

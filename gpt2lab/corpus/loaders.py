@@ -29,10 +29,11 @@ class InOrder(Batches):
         self.source, self.rows, self.length = source, rows, length
         self.steps = steps_per_epoch(len(source), rows * length)
         if not self.steps:
+            fewer = f", or at most {(len(source) - 1) // length} rows" if len(source) > length else ""
             raise ValueError(
                 f"A batch of {rows} rows of {length} tokens needs {rows * length + 1:,} tokens, including the "
                 f"target of the last, but the text has {len(source):,}. "
-                f"Use a longer text, or at most {(len(source) - 1) // length} rows."
+                f"Use a longer text{fewer}."
             )
 
     def start(self, sample: int) -> int:

@@ -98,9 +98,10 @@ def write_shard(path: str | Path, parts: Iterable) -> Shard:
 
 def _as_uint16(part) -> np.ndarray:
     part = np.asarray(part)
-    if len(part) and (part.min() < 0 or part.max() > 0xFFFF):
-        raise ValueError(f"Token {part.max()} does not fit into 16 bits (0 to {0xFFFF}).")
-    return part.astype("<u2")
+    made = part.astype("<u2")
+    if len(changed := part[made != part]):
+        raise ValueError(f"Token {changed[0]} does not fit into 16 bits (0 to {0xFFFF}).")
+    return made
 
 
 @checked()

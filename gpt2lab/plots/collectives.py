@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from ..machine import links
 from .forms import cell, lines, text_at
-from .style import figure, ink, rank_color, variant
+from .style import HUES, figure, ink, rank_color, variant
 
 MARKS = "osv^DPX*"
 
@@ -28,7 +28,7 @@ def sweep_figure(rows, models=()) -> Figure:
             sizes, times = [r["bytes"] for r in mine], [r["seconds"] * 1e3 for r in mine]
             fit = fits.get((name, n), {"predicted": {}, "predicted over measured": {}})
             unseen = fit["predicted over measured"]
-            look = {"color": variant(i)["color"], "marker": MARKS[j % len(MARKS)], "markersize": 4, "lw": 1}
+            look = {"color": HUES[i % len(HUES)], "marker": MARKS[j % len(MARKS)], "markersize": 4, "lw": 1}
             seen = [k for k, size in enumerate(sizes) if size not in unseen]
             hollow = [k for k, size in enumerate(sizes) if size in unseen]
             left.plot(sizes, times, label=f"{name}, {n} ranks", markevery=seen, **look)

@@ -19,7 +19,8 @@ def curves(runs: dict[str, list[float]], floor: float = 1e-17) -> Figure:
         distance = [max(abs(a - b), floor) for a, b in zip(run, expected, strict=True)]
         apart.plot(distance, "o-", ms=3, color=color, label=name)
     losses.set(xlabel="step", ylabel="loss (nats a token)", title="Loss")
-    apart.set(xlabel="step", yscale="log", ylim=(floor / 3, 10), title=f"Distance from {reference}")
+    top = max(10, 2 * apart.dataLim.y1)
+    apart.set(xlabel="step", yscale="log", ylim=(floor / 3, top), title=f"Distance from {reference}")
     if any(floor in line.get_ydata() for line in apart.lines):
         apart.set(ylabel=f"nats (equal: drawn at {floor:g})")
     losses.legend()

@@ -86,7 +86,7 @@ def records(spans, messages=()) -> tuple[list[str], dict[tuple[int, str], int], 
         sent, received = ns(m.sent), ns(m.received)
         ends = f"{place(first[m.source])}:{sent}:{sent}:{place(first[m.target])}:{received}:{received}"
         found.append((sent, 3, f"3:{ends}:{m.size}:{m.tag}"))
-    last = max((ns(s.end) for s in spans), default=0)
+    last = max(map(ns, [zero, *(s.end for s in spans), *(m.received for m in messages)]))
     threads = ",".join(f"{sum(lane[0] == rank for lane in lanes)}:1" for rank in ranks)
     header = f"#Paraver (01/01/00 at 00:00):{last}_ns:1({len(lanes)}):1:{len(ranks)}({threads})"
     return [header, *(line for *_, line in sorted(found))], cpu, names

@@ -17,10 +17,23 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..machine.arguments import checked
 from .graph import Builder, Graph
-from .operators import POINTWISE, rule
+from .operators import POINTWISE, RESHAPES, rule
 
 aten = torch.ops.aten
 CONSTANTS = ("full", "arange", "scalar_tensor")
+STEP_1 = "windows one step apart"
+ONLY = {  # operators that have one description for several forms: the one that it knows, and which calls have it
+    "unfold": (STEP_1, lambda x, dim, size, step: step == 1),
+    "unfold_backward": (STEP_1, lambda grad, sizes, dim, size, step: step == 1),
+    "scatter": (
+        "a number at one place of each row",
+        lambda x, dim, at, number: at.meta["val"].size(dim) == 1 and not isinstance(number, torch.fx.Node),
+    ),
+    "embedding_dense_backward": (
+        "neither padding_idx nor scale_grad_by_freq",
+        lambda grad, at, rows, padding, scaled: padding < 0 and not scaled,
+    ),
+}
 
 
 def layer_norm(x, shape, weight, bias, eps):
@@ -179,26 +192,28 @@ class _Reader:
         if op == "getitem":
             self._piece(node)
             return
-        inputs = [self._name(n) for n in _nodes(node.args)]
-        order = iter(range(len(inputs)))
-        args = torch.fx.map_arg(node.args, lambda n: Value(next(order)))
-        self._add(
-            node,
-            node.name,
-            op,
-            inputs,
-            self._how(op, node),
-            AtenCall(node.target.__name__, args, dict(node.kwargs)),
-        )
+        inputs: list[str] = []
+
+        def placed(n) -> Value:
+            inputs.append(self._name(n))
+            return Value(len(inputs) - 1)
+
+        args = torch.fx.map_arg(node.args, placed)
+        call = AtenCall(node.target.__name__, args, dict(node.kwargs))
+        self._add(node, node.name, op, inputs, self._how(op, node), call)
 
     def _how(self, op, node):
         value, args = node.meta["val"], node.args
-        if op in ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze"):
+        if op in RESHAPES:
             return "view"
         if op == "cat":
             if len({n.meta["val"].shape for n in args[0]}) > 1:
                 raise ValueError("pieces of different lengths cannot be joined in a partitioned program.")
             return ("join", (args[1] if len(args) > 1 else 0) % value.dim())
+        if op in ONLY and not ONLY[op][1](*args):
+            raise ValueError(
+                f"{op} is captured only with {ONLY[op][0]}. Use it so, or write it in another way."
+            )
         numbers = (int, float) if op in POINTWISE else ()
         given = [a for a in args if isinstance(a, (torch.fx.Node, *numbers))]
         shapes = tuple(tuple(a.meta["val"].shape) if isinstance(a, torch.fx.Node) else None for a in given)
@@ -210,7 +225,8 @@ class _Reader:
         elif op == "permute":
             dims = tuple(d % value.dim() for d in args[1])
         elif op in ("gather", "scatter", "unfold", "unfold_backward"):
-            dims = (args[2 if op == "unfold_backward" else 1],)
+            rank = value.dim() - (op == "unfold")
+            dims = (args[2 if op == "unfold_backward" else 1] % rank,)
         return rule(op, shapes, tuple(value.shape), dims, keep)
 
     def _piece(self, node) -> None:
@@ -221,9 +237,3 @@ class _Reader:
         rank = x.meta["val"].dim()
         call = AtenCall("piece", (Value(0), len(sizes), dim % rank, number), {})
         self._add(node, node.name, "piece", [self._name(x)], ("piece", dim % rank), call)
-
-
-def _nodes(args) -> list:
-    found = []
-    torch.fx.map_arg(args, lambda n: found.append(n) or n)
-    return found

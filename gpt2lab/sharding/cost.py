@@ -1,7 +1,7 @@
 """What a change of layout costs: its steps, the bytes and messages of each rank, and the cheapest path.
 
 A step is one collective over one mesh axis, or free: a slice, or zeros beside what a rank has. n ranks on the axis,
-M bytes of the tensor held by the axis' ranks together (I26 of Zheng et al. 2022, "Alpa", table 2): all-gather
+M bytes of the tensor held by the axis' ranks together (Zheng et al. 2022, "Alpa", table 2): all-gather
 (n-1)/n M; all-to-all (n-1)/n^2 M; reduce-scatter (n-1)/n M; all-reduce 2 (n-1)/n M; slice, to-partial and pad nothing.
 Here in exact integers for each rank, uneven parts included.
 """
@@ -77,9 +77,8 @@ def step_cost(step: Step, shape: Sequence[int], layout: Layout, mesh: Mesh, plac
     dim = step.dim if step.kind == "reduce-scatter" else step.to
     row = size // local[dim] if local[dim] else 0
     chunks = [row * c for c in split_sizes(local[dim], n)]
-    return (traffic.reduce_scatter_cost if step.kind == "reduce-scatter" else traffic.direct_cost)(
-        chunks, rank
-    )
+    count = traffic.reduce_scatter_cost if step.kind == "reduce-scatter" else traffic.direct_cost
+    return count(chunks, rank)
 
 
 def added(costs: Iterable[tuple[int, int]]) -> tuple[int, int]:
@@ -162,7 +161,11 @@ def adjoint(src: Layout, dst: Layout) -> tuple[Layout, Layout]:
     """From where to where the gradient goes when the tensor goes from `src` to `dst`.
 
     The gradient of a replicated tensor is replicated too, that of a partial sum is whole on each rank.
+
+    Raises ValueError for a partial maximum: its gradient belongs to the rank that has it.
     """
+    if "max" in dict(src.partial).values():
+        raise ValueError("a change from a partial maximum has no gradient. Give it a tensor that needs none.")
     return dst.dual, src.dual
 
 

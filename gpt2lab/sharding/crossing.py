@@ -69,12 +69,9 @@ class Crossing:
 
     def cost(self, rank: int) -> tuple[int, int]:
         """(bytes, messages) that a rank sends, gathers included."""
-        sent = [(_size(b) * self.element, 1) for source, to, b in self.pieces() if source == rank != to]
+        leaving = (box for source, to, box in self.pieces() if source == rank != to)
+        sent = [(math.prod(end - start for start, end in box) * self.element, 1) for box in leaving]
         if rank in self.target.ranks:
             place = places(self.target.mesh)[self.target.ranks.index(rank)]
             sent.append(self.way.cost(self.target.mesh, place, self.element))
         return added(sent)
-
-
-def _size(piece: Box) -> int:
-    return math.prod(end - start for start, end in piece)

@@ -130,7 +130,7 @@ class _Analysis:
         """The option that cuts one index, or None where it cannot be cut."""
         places = [_place(labels, label) for labels in inputs]
         mixed = any(
-            label in self.labels(at) and (None in labels or labels.count(label) > 1) and place is None
+            label in self.labels(at) and (labels.count(label) > 1 or place is None)
             for reads, labels, place in zip(self.reads, inputs, places, strict=True)
             for at in reads
         )
@@ -142,7 +142,7 @@ class _Analysis:
             if isinstance(one, Window)
         }
         if mixed or any(self.name(one.inner.name) == label for one in windows.values()):
-            return None  # an index that is also needed whole, or the inside of a window
+            return None  # an index that is also needed whole, or of two dimensions, or the inside of a window
         ways = () if label in output else self._sets()
         needed = next((terms for terms in ways if self.flow(self.root, label, terms) == "term"), None)
         op = next((e.args[0] for e in self.reduces if e is self.root and self._over(e, label)), "sum")

@@ -56,6 +56,8 @@ def captured_gpt2(
         raise ValueError(
             f"recipe = {recipe!r} is no recipe. Use a train.Recipe, or None for gradients alone."
         )
+    if config.dropout:
+        raise ValueError("dropout is not captured. Use a GPT2Config with dropout=0.")
     model, borders = GPT2(config).to(dtype), []
     for block in model.h.values():
         block.attn.core = plain_attention

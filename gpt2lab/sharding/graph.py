@@ -74,6 +74,11 @@ class _Factor:
         return [self] if self.parts is None else _flatten(self.parts)
 
 
+def _factors(length: int) -> list[_Factor]:
+    """A dimension of this length; one of length 1 has no factors."""
+    return [_Factor(length)] if length > 1 else []
+
+
 def _flatten(factors: Sequence[_Factor]) -> list[_Factor]:
     """All factors down to those that are not products."""
     return [one for factor in factors for one in factor.flat()]
@@ -110,7 +115,11 @@ class Builder:
 
     def add(self, name: str, op: str, inputs: Sequence[str], shape: Sequence[int], how, element=8, call=None):
         """One operator: `how` is its Rule, "view", ("piece", dim) or ("join", dim); None for an input."""
-        fresh = [[_Factor(n)] if n > 1 else [] for n in shape]
+        if 0 in shape:
+            raise ValueError(
+                f"{name} of shape {tuple(shape)} has no elements. Use at least 1 in each dimension."
+            )
+        fresh = [_factors(n) for n in shape]
         if isinstance(how, Rule):
             self._index(how, inputs, fresh)
         elif how == "view":
@@ -126,15 +135,20 @@ class Builder:
         for n, (labels, dims) in enumerate(tensors):
             for d, (label, factors) in enumerate(zip(labels, dims, strict=True)):
                 if label is not None and factors and (n, d) not in windows:
-                    _unify(known.setdefault(label, factors), factors)
+                    first = known.setdefault(label, factors)
+                    if len({math.prod(f.size for f in one) for one in (first, factors)}) > 1:
+                        raise ValueError(
+                            "an operator reads a part of a dimension. Give it all of it, or narrow before."
+                        )
+                    _unify(first, factors)
 
-    def _divide(self, how, inputs, fresh) -> _Factor:
-        """The factor that counts equal pieces: along `dim`, one of them is picked, or all are joined."""
+    def _divide(self, how, inputs, fresh) -> list[_Factor]:
+        """The factors that count equal pieces: along `dim`, one of them is picked, or all are joined."""
         kind, dim = how
         whole, part = (self.dims[inputs[0]], fresh) if kind == "piece" else (fresh, self.dims[inputs[0]])
         length = lambda dims: math.prod(f.size for f in dims[dim])
-        count = _Factor(length(whole) // length(part))
-        _unify(whole[dim], [count, *part[dim]])
+        count = _factors(length(whole) // length(part))
+        _unify(whole[dim], [*count, *part[dim]])
         for other in [fresh] if kind == "piece" else [self.dims[i] for i in inputs]:
             for d, factors in enumerate(other):
                 _unify(factors, part[dim] if d == dim else whole[d])
@@ -163,18 +177,13 @@ def _options(how, inputs: list, out: list) -> tuple[Option, ...]:
     if isinstance(how, Rule):
         outside = [option for option in how.options if not option.messages]
         return tuple(each for option in outside for each in _by_factor(option, how, inputs, out))
-    count, rank = len(inputs), sum(map(len, out))
-    skipped = range(0)
-    if how != "view":
-        kind, dim, factor = how
-        first = sum(map(len, out[:dim]))
-        skipped = range(first, first + len(factor.flat()) if factor.size > 1 else first)
-    if how != "view" and how[0] == "piece":
-        behind = [p if p < skipped.start else p + len(skipped) for p in range(rank)]
-        cuts = [Option(f"i{p}", (q,), p) for p, q in enumerate(behind)]
-    else:
-        places = [p for p in range(rank) if p not in skipped]
-        cuts = [Option(f"i{p}", (n,) * count, p) for n, p in enumerate(places)]
+    kind, dim, pieces = ("view", 0, []) if how == "view" else how
+    longer, count = inputs[0] if kind == "piece" else out, len(inputs)
+    first = sum(map(len, longer[:dim]))
+    counting = range(first, first + len(_flatten(pieces)))  # factors of the longer side alone
+    others = enumerate(p for p in range(sum(map(len, longer))) if p not in counting)
+    places = [(p, n) if kind == "piece" else (n, p) for n, p in others]  # of the inputs and of the result
+    cuts = [Option(f"i{to}", (at,) * count, to) for at, to in places]
     whole, partial = Option("", (None,) * count, None), Option("partial", ("sum",) * count, "sum")
     return (*cuts, partial, whole)
 

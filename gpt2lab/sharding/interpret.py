@@ -14,6 +14,7 @@ import torch
 from ..machine.arguments import checked
 from .graph import Node
 from .layout import Layout, box, local_shape, span
+from .operators import RESHAPES
 from .partition import Change, Program, Run
 from .reshard import Axes, exchange_rows, follow, place, shard, sizes
 
@@ -43,11 +44,9 @@ class Interpreter:
 
     def part(self, name: str, whole: torch.Tensor) -> torch.Tensor:
         """This rank's part of a whole input."""
-        node = self.program.graph.nodes[name]
-        return self._real(node, shard(whole.reshape(node.shape), self.program.layouts[name], self.axes), name)
-
-    def _real(self, node, part, name):
-        return part.reshape(real_shape(node, self.program.layouts[name], self.mesh, self.at))
+        node, layout = self.program.graph.nodes[name], self.program.layouts[name]
+        part = shard(whole.reshape(node.shape), layout, self.axes)
+        return part.reshape(real_shape(node, layout, self.mesh, self.at))
 
     @torch.no_grad()
     def run(self, inputs: dict[str, torch.Tensor], parts: bool = False) -> dict[str, torch.Tensor]:
@@ -106,14 +105,15 @@ class Interpreter:
         shape = real_shape(node, run.output, self.mesh, self.at)
         if node.op in ("unfold", "unfold_backward"):
             return self._windows(run, given[0], list(shape))
-        if node.op in ("view", "_unsafe_view", "reshape", "unsqueeze", "squeeze"):
+        if node.op in RESHAPES:
             return given[0].reshape(shape)
         if node.op == "expand":
             return given[0].expand(shape)
         if node.op == "full":
             return node.call([], list(shape))
         if node.op == "arange":
-            return node.call([])[box(node.shape, run.output, self.mesh, self.at)]
+            whole = node.call([]).reshape(node.shape)
+            return whole[box(node.shape, run.output, self.mesh, self.at)].reshape(shape)
         if node.op == "piece":
             x, count, dim, number = node.call.arguments(given)
             return x.chunk(count, dim)[number]
@@ -124,7 +124,7 @@ class Interpreter:
     def _windows(self, run: Run, x: torch.Tensor, shape: list[int]) -> torch.Tensor:
         """Windows over a dimension, or their sum; rows of the halo come before, and go back after."""
         back, halo = run.node.op == "unfold_backward", run.halo
-        dim = run.node.call.args[2 if back else 1]
+        dim = run.node.call.args[2 if back else 1] % (x.dim() - back)
         if back:
             shape[dim] = x.size(dim) + x.size(-1) - 1
             x = run.node.call([x], x, shape)
@@ -152,12 +152,12 @@ def _here(index, first: int, length: int):
 
 def _embedding(args, first, length):
     here, row = _here(args[1], first, length)
-    return torch.embedding(args[0], row) * here[..., None]
+    return torch.embedding(args[0], row).where(here[..., None], 0)
 
 
 def _embedding_backward(args, first, length):
     here, row = _here(args[1], first, length)
-    return torch.ops.aten.embedding_dense_backward(args[0] * here[..., None], row, length, -1, False)
+    return torch.ops.aten.embedding_dense_backward(args[0].where(here[..., None], 0), row, length, -1, False)
 
 
 def _gather(args, first, length):

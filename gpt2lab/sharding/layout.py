@@ -53,12 +53,12 @@ class Layout:
     @checked()
     def parse(cls, text: str, axes: str | Sequence[str]) -> "Layout":
         """`S0R`, `RS01`, `RRP0`: S and R for each dimension, then P (sum) or M (max); digits count `axes`."""
-        tokens = re.findall(r"R|[SPM]\d+", "" if text == "-" else text)
-        if "".join(tokens) != text.replace("-", ""):
+        if text != "-" and not re.fullmatch(r"(R|S\d+)*([PM]\d+)*", text):
             raise ValueError(
                 f"layout {text!r} is not understood. Write R or S with digits for each dimension, "
                 "then P or M with digits, as in S0R or RRP1."
             )
+        tokens = re.findall(r"R|[SPM]\d+", text)
         high = max((int(d) for t in tokens for d in t[1:]), default=-1)
         if high >= len(axes):
             known = ", ".join(f"{i} is {axis!r}" for i, axis in enumerate(axes)) or "Use R alone"
@@ -153,7 +153,7 @@ def check(layout: Layout, shape: Sequence[int], mesh: Mesh) -> None:
             raise ValueError(f"the mesh has no axis {axis!r}. Its axes are {', '.join(mesh)}.")
     for length, cut in zip(shape, layout.cuts, strict=True):
         parts = math.prod(mesh[a] for a in cut)
-        if length < parts:
+        if cut and length < parts:
             raise ValueError(
                 f"a dimension of {length} cannot be cut into {parts} parts over {' x '.join(cut)}. "
                 f"Use at most {length} ranks for it, or leave it whole."

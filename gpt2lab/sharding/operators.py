@@ -95,24 +95,10 @@ LINEAR = {
 
 POINTWISE = {
     *LINEAR,
-    *(
-        "gelu",
-        "tanh",
-        "exp",
-        "log",
-        "rsqrt",
-        "sqrt",
-        "pow",
-        "reciprocal",
-        "rsub",
-        "ge",
-        "lt",
-        "ne",
-        "eq",
-        "clamp",
-    ),
-    *("bitwise_and", "bitwise_not", "logical_not", "maximum", "minimum"),
+    *("gelu", "tanh", "exp", "log", "rsqrt", "sqrt", "pow", "reciprocal", "rsub", "clamp"),
+    *("ge", "lt", "ne", "eq", "maximum", "minimum", "bitwise_and", "bitwise_not", "logical_not"),
 }
+RESHAPES = ("view", "unsqueeze", "squeeze")
 
 PRODUCTS = {
     "mm": LIBRARY["matmul"],
@@ -166,7 +152,7 @@ def moves(rank: int, dims: tuple[int, ...]) -> dict[str, Callable]:
     `scatter` of a number replaces it. `unfold`: for each place along d a window of x, as a further dimension at the
     end; its gradient is the sum of what all windows say about a place. Constants are known from their place.
     """
-    d, a = (dims or (0,))[0] % max(rank, 1), Index("a")
+    d, a = (dims or (0,))[0], Index("a")
     places = tuple(Index(f"r{n}") for n in range(rank - 1))
     put = lambda i, one: (*i[:d], one, *i[d + 1 :])
     total = lambda over, body: Expr("reduce", ("sum", over, body))

@@ -126,14 +126,12 @@ class _Partitioner:
             whole = [o for o in node.options if o.index == ""]
             plans = self._plans(node, [[*some, *whole] for some in choices])
         _, _, run = min(plans, key=lambda plan: plan[:2])
-        natural, target = run.output, self._target(node, run.output)
         for value, need in zip(node.inputs, run.inputs, strict=True):
             self._bring(value, need)
         self.steps.append(run)
-        self.have[node.name] = [natural]
-        if target != natural:
-            self._bring(node.name, target)
-            self.have[node.name] = [target]
+        self.have[node.name], target = [run.output], self._target(node, run.output)
+        self._bring(node.name, target)
+        self.have[node.name] = [target]
 
     def _plans(self, node: Node, choices) -> list[tuple[int, int, Run]]:
         """(bytes, number, run) of every combination of options, one an axis, that fits the shapes."""
@@ -161,16 +159,9 @@ class _Partitioner:
         now = [self.have[value][0].on(axis) for value in node.inputs]
         wish = self.wishes[node.name].on(axis)
         agrees = lambda place, at: isinstance(place, int) and place == at
-        cuts, partial, whole = [], [], []
-        for option in node.options:
-            if option.index == "":
-                whole.append(option)
-            elif option.index == "partial":
-                if any(p == "sum" == at for p, at in zip(option.inputs, now, strict=True)):
-                    partial.append(option)
-            elif agrees(option.output, wish) or any(map(agrees, option.inputs, now)):
-                cuts.append(option)
-        return [*partial, *(cuts or whole)]
+        waits = lambda o: o.index == "partial" and ("sum", "sum") in zip(o.inputs, now, strict=True)
+        cuts = [o for o in node.options if agrees(o.output, wish) or any(map(agrees, o.inputs, now))]
+        return [*filter(waits, node.options), *(cuts or [o for o in node.options if o.index == ""])]
 
     def _layouts(self, node: Node, options) -> tuple[tuple[Layout, ...], Layout]:
         """The layouts of inputs and result under one option for each axis."""

@@ -60,7 +60,7 @@ class _Multiply(torch.autograd.Function):
     @staticmethod
     def forward(ctx, a, b, inner, axes):
         x, y, z = ctx.axes = axes
-        ctx.sizes, ctx.kept, c = (a.shape, b.shape), [], 0
+        ctx.sizes, ctx.kept, c = (a.shape, b.shape), [], a.new_zeros(len(a), b.size(1))
         for (column, left), (row, right) in panels(split_sizes(inner, z.size)[z.rank], y.size, x.size):
             length = left.stop - left.start
             mine = a[:, left].contiguous() if y.rank == column else a.new_empty(len(a), length)
@@ -84,7 +84,7 @@ class _Multiply(torch.autograd.Function):
         return of_a, of_b, None, None
 
 
-@checked(inner=(1, 10**6), columns=(1, 10**6), rows=(1, 10**6))
+@checked(inner=(0, 10**6), columns=(1, 10**6), rows=(1, 10**6))
 def panels(inner: int, columns: int, rows: int) -> Iterator[tuple[tuple[int, slice], tuple[int, slice]]]:
     """(owner, slice of its part) in A, of which `columns` ranks hold parts, and in B: panels of one owner in each."""
     ends = [[0, *accumulate(split_sizes(inner, n))] for n in (columns, rows)]

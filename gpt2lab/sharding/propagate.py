@@ -19,9 +19,9 @@ from ..machine.arguments import checked
 from ..machine.words import did_you_mean
 from .graph import Graph, Node
 from .layout import Layout, Mesh, check, fits
-from .operators import POINTWISE
+from .operators import POINTWISE, RESHAPES
 
-MOVES = ("view", "unsqueeze", "squeeze", "permute", "piece", "cat")
+MOVES = (*RESHAPES, "permute", "piece", "cat")
 WHOLE = -1
 
 
@@ -101,6 +101,12 @@ def read_layout(graph: Graph, name: str, text: str, mesh: Mesh) -> Layout:
         raise ValueError(
             f"mark {text!r} of {name!r} asks for terms of a {op} over {axis!r}, which only operators make. "
             f"Use {Layout(layout.cuts).text(list(mesh))}."
+        )
+    ordered = _layout(node, {axis: layout.on(axis) for axis in mesh}, mesh)
+    if layout != ordered:
+        raise ValueError(
+            f"mark {text!r} of {name!r} cuts a dimension by axes in another order than the mesh has. "
+            f"Use {ordered.text(list(mesh))}."
         )
     return layout
 

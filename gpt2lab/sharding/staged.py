@@ -73,10 +73,8 @@ class Staged:
     @cached_property
     def passed(self) -> list[Passed]:
         """Everything that crosses, in the order in which stages read it."""
-        made, found = {}, []
-        for n, program in enumerate(self.programs):
-            for value in program.graph.outputs.values():
-                made[value] = n
+        made = {value: n for n, one in enumerate(self.programs) for value in one.graph.outputs.values()}
+        found = []
         for n, program in enumerate(self.programs):
             for name in program.graph.inputs:
                 value = name.removesuffix(beyond(""))
@@ -115,7 +113,8 @@ def _check(chain: LinkChain, stages: Sequence[CutStage]) -> None:
     for stage in stages:
         if stage.first != end or not stage.choices:
             raise ValueError(
-                f"A stage begins with link {stage.first}, but link {end} comes next. Leave none out."
+                f"A stage of {len(stage.choices)} links begins with link {stage.first}, but link {end} comes next. "
+                "Give each stage a link or more, and leave none out."
             )
         if len(stage.ranks) != ranks(stage.mesh):
             raise ValueError(

@@ -107,12 +107,8 @@ class LinkChain:
         to the layout behind the border. Where all links are cut alike it is exact: compare `bytes_of_all(program)`.
         """
         inside = sum(self.inside(n, choice, mesh) for n, choice in enumerate(choices))
-        pairs = itertools.pairwise(choices)
-        return (
-            inside
-            + sum(self.between(a, b, mesh) for a, b in pairs)
-            + self.tied(choices[0], choices[-1], mesh)
-        )
+        borders = sum(self.between(a, b, mesh) for a, b in itertools.pairwise(choices))
+        return inside + borders + self.tied(choices[0], choices[-1], mesh)
 
     def halve(self, before: list[Choice], mesh: Mesh) -> list[Choice]:
         """The cheapest choices for one more axis, by dynamic programming along the chain from each first choice."""

@@ -110,5 +110,5 @@ def critical_path(graph: TaskGraph, cost: Callable[[Task], float] = ONE) -> list
 
 
 def parallelism(graph: TaskGraph, cost: Callable[[Task], float] = ONE) -> float:
-    """T_1 / T_inf: how many workers the graph can keep busy on average."""
-    return work(graph, cost) / span(graph, cost)
+    """T_1 / T_inf: how many workers the graph can keep busy on average; 0 where there is no work."""
+    return work(graph, cost) / (span(graph, cost) or 1.0)

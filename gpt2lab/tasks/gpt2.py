@@ -81,6 +81,10 @@ class GPT2Tasks:
         axis: Axis = ALONE,
         sliced: bool = False,
     ):
+        if model.config.window is not None or model.config.dropout or model.config.experts:
+            raise ValueError(
+                "Tasks are made of a dense GPT-2 that sees all tokens, without dropout. Use such a GPT2Config."
+            )
         if sliced and length < axis.size:
             raise ValueError(
                 f"{length} tokens cannot be spread over {axis.size} ranks. Use at most {length}."
@@ -167,10 +171,8 @@ class GPT2Tasks:
         self._over_tokens("head", kernels.logits, head, "forward")
         loss = lambda b: (reads("targets", b), updates("logits", b), writes("losses", b))
         self._over_tokens("loss", kernels.loss, loss, "forward")
-        self._add("mean loss", self._mean_loss, reads("losses"), kind="other")
-
-    def _mean_loss(self, losses) -> None:
-        self.losses.append(losses.sum().item() / self.total)
+        mean = lambda losses: self.losses.append(losses.sum().item() / self.total)
+        self._add("mean loss", mean, reads("losses"), kind="other")
 
     def _norm(self, name: str, x: str, y: str) -> None:
         norm = reads(f"{name}.weight"), reads(f"{name}.bias")
@@ -266,11 +268,8 @@ class GPT2Tasks:
         c, body = self.config.n_embd, partial(kernels.attention_backward, size=self._size)
         for rows in ranges(self.rows, self.blocks.rows):
             for at, tokens, columns in self._heads(rows):
-                inputs = [
-                    (f"d.y.{i}", tokens, columns),
-                    (f"qkv.{i}", tokens, columns),
-                    *self._keys(i, rows, columns),
-                ]
+                own = [(f"d.y.{i}", tokens, columns), (f"qkv.{i}", tokens, columns)]
+                inputs = [*own, *self._keys(i, rows, columns)]
                 outputs = [(f"d.qkv.{i}", tokens, columns), *self._keys(i, rows, columns, "d.")]
                 accesses = [reads(*part) for part in [*inputs, (f"shares.{i}", *at)]]
                 accesses += [writes(*part) for part in outputs]
@@ -295,7 +294,7 @@ class GPT2Tasks:
             weights = [self.weights[name][slice(*rows)] for name, rows in parts]
             for weight, (name, rows) in zip(weights, parts, strict=True):
                 weight.grad = self.gradients[name][slice(*rows)]
-            body = partial(_update, self.optimizer(weights))
+            body = partial(lambda step, *_: step(), self.optimizer(weights).step)
             accesses = [updates(*part) for part in parts] + [reads(f"d.{name}", rows) for name, rows in parts]
             self.graph.add(f"update {_name(parts)}", body, *accesses, loop="update", kind="update")
 
@@ -308,10 +307,6 @@ class GPT2Tasks:
                 yield from ([(name, rows)] for rows in self._pieces(name, elements))
         for _, names in groupby((name for name in order if self.weights[name].dim() == 1), layer):
             yield [(name, (0, len(self.weights[name]))) for name in names]
-
-
-def _update(optimizer, *_) -> None:
-    optimizer.step()
 
 
 def _name(parts) -> str:

@@ -74,9 +74,12 @@ def in_threads(work: Callable[[int], None], workers: int) -> None:
 @checked()
 def run_sequential(graph: TaskGraph, order: list[int] | None = None) -> list[Span]:
     """One worker, in program order; or in another `order` of the tasks' numbers, which the edges must allow."""
-    recorder, done = Recorder(), 0
+    recorder, done, count = Recorder(), 0, len(graph.tasks)
+    order = list(range(count)) if order is None else order
+    if sorted(order) != list(range(count)):
+        raise ValueError(f"{order} is no order of {count} tasks. Name each of 0 to {count - 1} once.")
     with one_thread():
-        for number in range(len(graph.tasks)) if order is None else order:
+        for number in order:
             if missing := [u for u in graph.before[number] if not done >> u & 1]:
                 name, first = graph.tasks[number].name, graph.tasks[missing[0]].name
                 raise ValueError(f"this order runs {name!r} before {first!r}, which it needs.")

@@ -100,8 +100,8 @@ OF_CHANGES = {
     "a gather counts one element too many":
         (cost.step_cost, "all_gather_cost([row * c for", "all_gather_cost([row * c + element for"),
     "an all-to-all counts what stays":
-        (cost.step_cost, "else traffic.direct_cost)",
-         "else lambda chunks, rank: (sum(chunks), len(chunks) - 1))"),
+        (cost.step_cost, "else traffic.direct_cost",
+         "else lambda chunks, rank: (sum(chunks), len(chunks) - 1)"),
     "a gradient stays partial": (cost.adjoint, "dst.dual, src.dual", "dst, src"),
     "the neighbour's slice": (reshard.take_step, "return x.split(", "return x.flip(dim).split("),
     "own rows as a term at the wrong place":
