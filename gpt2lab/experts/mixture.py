@@ -212,13 +212,13 @@ class Mixture(nn.Module):
         # (R, G, k, E) of the ranks that share groups
         everywhere, place = self.ranks.loads(one.sum(1), config)
         total = everywhere.sum(0)
-        tokens = int(total[0].sum() if config.router == "expert_choice" else total[0, 0].sum())
         share = total.sum(1, keepdim=True).double() / total.sum((1, 2), keepdim=True)
         if not limited:
             return made, share
         # earlier choices, then earlier ranks' tokens
         before = total.cumsum(1) - total + everywhere[:place].sum(0)
         queue = one.cumsum(1) - one.long() + before[:, None]  # (G, S, k, E)
+        tokens = int(total[:1, 0].sum())  # S on all ranks together: every token has a first choice
         return (one & (queue < config.room(tokens))).any(-1).view_as(made), share
 
     def grouped(self, rows, counts):
