@@ -22,7 +22,7 @@ class Composition:
     @property
     def config(self) -> GPT2Config:
         """The model: verification's odd sizes."""
-        more = {} if self.router in ("", "expert_choice") else MORE[self.router]
+        more = MORE.get(self.router, {})
         experts = replace(EXPERTS.experts, router=self.router, **more) if self.router else None
         return replace(CONFIG, window=self.window, dropout=self.dropout, experts=experts)
 

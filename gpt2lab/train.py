@@ -143,9 +143,7 @@ class Trainer:
             sync.finish()
             finish.sum_partial(sync.pieces, mesh)
             engine.tie(sync.pieces, mesh)
-            if engine.norm_axis is not None:
-                return finish.norm_among(sync.pieces, mesh, engine.norm_axis)
-            return finish.gradient_norm(sync.pieces, mesh)
+            return finish.gradient_norm(sync.pieces, mesh, engine.norm_axis)
 
     def _update(self, norm: float) -> float:
         """Clip and step the optimizer; returns the learning rate."""

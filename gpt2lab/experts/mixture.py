@@ -110,7 +110,7 @@ class Here:
         """What `enter` undoes: this rank's tokens of the experts' sum (B, T, C)."""
         return x
 
-    def loads(self, counts, config: Experts) -> tuple[torch.Tensor, int]:
+    def loads(self, counts) -> tuple[torch.Tensor, int]:
         """The counts (G, k, E) of all ranks that share groups, in token order, and this rank's place among them."""
         return counts[None], 0
 
@@ -210,7 +210,7 @@ class Mixture(nn.Module):
             return made, None
         one = self._grouped(experts)[..., None] == torch.arange(config.experts, device=experts.device)
         # (R, G, k, E) of the ranks that share groups
-        everywhere, place = self.ranks.loads(one.sum(1), config)
+        everywhere, place = self.ranks.loads(one.sum(1))
         total = everywhere.sum(0)
         share = total.sum(1, keepdim=True).double() / total.sum((1, 2), keepdim=True)
         if not limited:

@@ -25,7 +25,7 @@ def interleaved(ranks: int, micros: int, chunks: int = 2) -> Schedule:
         orders.append(tuple(order + backward[total - warm_up :]))
         promise.append(min(chunks * micros, warm_up + 1))
     full = Schedule(tuple(orders), _dealt(ranks, chunks), rounded, name="interleaved", promise=tuple(promise))
-    return full if rounded == micros else full.without(micros)
+    return full.without(micros)
 
 
 def breadth_first(ranks: int, micros: int, chunks: int = 2) -> Schedule:

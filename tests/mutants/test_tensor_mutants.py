@@ -35,7 +35,7 @@ BUGS = {
     "vocabulary offset off by one": (tensor.first_token, "axis.rank])", "axis.rank]) + axis.rank", TP),
     "foreign tokens not masked": (tensor.VocabEmbedding.forward, " * here[..., None]", "", TP),
     "replicas counted twice in the norm":
-        (finish.norm_among, "_counted_here(p, mesh)", "p.tensor.grad.flatten()", TP),
+        (finish.gradient_norm, "_counted_here(p, mesh)", "p.tensor.grad.flatten()", TP),
     "partial sums not completed": (finish, "sum_partial", lambda right: lambda held, mesh: None, SP),
     "norms not marked partial": (sequence, "_partial", lambda right: lambda *_, **__: None, SP),
     "row biases not marked partial": (sequence._partial, " + [m.bias for m in biases]", "", SP),

@@ -11,12 +11,13 @@ from dataclasses import replace
 
 import torch
 
-from ...ranks import comm, paced
+from ...ranks import paced
 from ...ranks.mesh import Mesh
 from ...schedules import Cost, Schedule, make
 from ...schedules import check as check_schedule
 from ...schedules.registry import find
 from ..base import Engine
+from ..finish import summed
 from .mailbox import buffers_needed
 from .stages import keep_parts, mark_ties, parts_of, sharers
 from .step import PipelineStep
@@ -98,10 +99,8 @@ class Pipeline(Engine):
         """Sum the gradients of the parameters that another rank holds too, in one message."""
         tensors = [piece.tensor for piece in pieces if piece.name in self.shared]
         if self.twins is not None and tensors:
-            flat = torch.cat([t.grad.flatten() for t in tensors])
-            sums = comm.all_reduce(flat, self.twins).split([t.grad.numel() for t in tensors])
-            for tensor, total in zip(tensors, sums, strict=True):
-                tensor.grad = total.view_as(tensor.grad)
+            for tensor, total in zip(tensors, summed([t.grad for t in tensors], self.twins), strict=True):
+                tensor.grad = total
 
 
 def schedule_of(plan) -> Schedule:
