@@ -1,6 +1,7 @@
 """Which strategies go together: the plans that the tests compare with the serial run, and a table made from them."""
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 from .model import GPT2Config
 from .plan import Plan
@@ -110,8 +111,6 @@ def plans_by_pair(tested=TESTED) -> dict[tuple[str, str], list[str]]:
     """For each two strategies the tested plans that use both."""
     found: dict[tuple[str, str], list[str]] = {}
     for composition in tested:
-        names = used(Plan.parse(composition.plan))
-        for a in names:
-            for b in names:
-                found.setdefault((a, b), []).append(composition.plan)
+        for pair in product(used(Plan.parse(composition.plan)), repeat=2):
+            found.setdefault(pair, []).append(composition.plan)
     return found

@@ -60,9 +60,7 @@ class Muon(torch.optim.AdamW):
         for piece in self.pieces:
             if piece.within is not None and piece.tensor.numel() != piece.within.numel():
                 raise ValueError(f"{piece.name} of shape {tuple(piece.within)} is cut flat. {WAY_OUT}")
-        self.cuts = [
-            next((cut.dim for cut in p.spec.cuts if cut.axis == axis.name), None) for p in self.pieces
-        ]
+        self.cuts = [next((c.dim for c in p.spec.cuts if c.axis == axis.name), None) for p in self.pieces]
 
     @torch.no_grad()
     def step(self, closure=None) -> None:

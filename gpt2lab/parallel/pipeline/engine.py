@@ -48,15 +48,12 @@ class Pipeline(Engine):
 
     @property
     def pace(self) -> Cost | None:
-        """Times in seconds: operations sleep until their time is over, and messages take the hop's latency.
-
-        Raises ValueError for blocking sends or joint blocks, which live ranks cannot pace.
-        """
+        """Times in seconds: operations sleep until their time is over, and messages take the hop's latency."""
         return self._pace
 
     @pace.setter
     def pace(self, cost: Cost | None) -> None:
-        """Raise ValueError for settings that live ranks cannot pace."""
+        """Raise ValueError for blocking sends or joint blocks, which live ranks cannot pace."""
         for name in ("blocking", "joint"):
             if cost is not None and getattr(cost, name) not in (None, False):
                 raise ValueError(
