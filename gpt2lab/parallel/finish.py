@@ -34,7 +34,7 @@ def empty(like: Piece) -> Piece:
 
 def summed(tensors: list[torch.Tensor], axis: Axis) -> list[torch.Tensor]:
     """The sums of tensors over the axis, all in one message."""
-    flat = comm.all_reduce(torch.cat([t.flatten() for t in tensors]), axis, own=True)
+    flat = comm.all_reduce(torch.cat([t.flatten() for t in tensors]), axis)
     parts = flat.split([t.numel() for t in tensors])
     return [part.view_as(t) for part, t in zip(parts, tensors, strict=True)]
 
