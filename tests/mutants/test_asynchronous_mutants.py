@@ -80,7 +80,7 @@ BUGS = {
         (Naive, "finish", lambda right: Replicas.finish, "pp=2,dp=2,data=naive,schedule=pipedream"),
     "updated one batch late": (Trainer, "_update", updated_one_batch_late, STASHED),
     "clipped by the matrices alone":
-        (finish.norm_among, "not p.spec.load", "not p.spec.load and p.tensor.dim() > 1", STASHED),
+        (finish.gradient_norm, "not p.spec.load", "not p.spec.load and p.tensor.dim() > 1", STASHED),
     "dropout of the first batch":
         (PipelineStep._through, "*self.key", "self.key[0], 0", f"{MIXED} dropout=0.2"),
 }  # fmt: skip

@@ -26,7 +26,7 @@ BUGS = {
     "rank 0's shard on all ranks":  # uneven slices would not even fit
         (spec.cut, "axis.rank, axis.size", "axis.rank * (p.size(dim) % axis.size > 0), axis.size", TP),
     "shards drawn anew with one seed":
-        (spec.cut, ".clone()", ".clone().normal_(generator=torch.Generator().manual_seed(0))", TP),
+        (spec.cut, "groups), p.", "groups).normal_(generator=torch.Generator().manual_seed(0)), p.", TP),
     "softmax over the shard":
         (tensor._VocabLoss.forward, "comm.all_reduce(sums, axis, own=True)",
          "sums[0], comm.all_reduce(sums[1].clone(), axis)", TP),
