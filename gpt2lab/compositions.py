@@ -1,6 +1,7 @@
 """Which strategies go together: the plans that the tests compare with the serial run, and a table made from them."""
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 from .model import GPT2Config
 from .plan import Plan
@@ -22,7 +23,7 @@ class Composition:
     @property
     def config(self) -> GPT2Config:
         """The model: verification's odd sizes."""
-        more = {} if self.router in ("", "expert_choice") else MORE[self.router]
+        more = MORE.get(self.router, {})
         experts = replace(EXPERTS.experts, router=self.router, **more) if self.router else None
         return replace(CONFIG, window=self.window, dropout=self.dropout, experts=experts)
 
@@ -110,8 +111,6 @@ def plans_by_pair(tested=TESTED) -> dict[tuple[str, str], list[str]]:
     """For each two strategies the tested plans that use both."""
     found: dict[tuple[str, str], list[str]] = {}
     for composition in tested:
-        names = used(Plan.parse(composition.plan))
-        for a in names:
-            for b in names:
-                found.setdefault((a, b), []).append(composition.plan)
+        for pair in product(used(Plan.parse(composition.plan)), repeat=2):
+            found.setdefault(pair, []).append(composition.plan)
     return found

@@ -248,11 +248,16 @@ class Parallel:
 
     @torch.no_grad()
     def load(self, weights: dict[str, torch.Tensor]) -> None:
-        """Take over whole weights by name: each rank keeps its own part."""
+        """Take over whole weights by name: each rank keeps its own part. Raises ValueError for another shape."""
         for piece in (p for p in self.sync.pieces if p.tensor.numel()):
-            (source,) = boxes.whole(weights[piece.name]).boxes
-            for box in self.entry_of(piece, piece.tensor).boxes:
-                boxes.fill(box, source)
+            here, given = self.entry_of(piece, piece.tensor), boxes.whole(weights[piece.name])
+            if here.shape != given.shape:
+                raise ValueError(
+                    f"{piece.name} has the shape {here.shape} here and {given.shape} among these weights. Use those of "
+                    "a model of the same configuration."
+                )
+            for box in here.boxes:
+                boxes.fill(box, *given.boxes)
         self.sync.updated()
 
 

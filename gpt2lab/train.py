@@ -81,8 +81,9 @@ class Trainer:
     @checked()
     def gradients(self, batch) -> tuple[float, float]:
         """Loss and gradient norm of a global batch; afterwards every piece holds its part of the whole gradient."""
-        for piece in self.parallel.sync.pieces:  # all of them: a load bias is no business of the optimizer
-            piece.tensor.grad = None
+        for p in (*self.parallel.model.parameters(), *(piece.tensor for piece in self.parallel.sync.pieces)):
+            p.grad = None
+        self.parallel.sync.begin()
         with self._autocast():
             loss = self.parallel.engine.run(self.parallel.mine(batch), self._key(), self.parallel.sync)
         norm = self._finish()
@@ -143,9 +144,7 @@ class Trainer:
             sync.finish()
             finish.sum_partial(sync.pieces, mesh)
             engine.tie(sync.pieces, mesh)
-            if engine.norm_axis is not None:
-                return finish.norm_among(sync.pieces, mesh, engine.norm_axis)
-            return finish.gradient_norm(sync.pieces, mesh)
+            return finish.gradient_norm(sync.pieces, mesh, engine.norm_axis)
 
     def _update(self, norm: float) -> float:
         """Clip and step the optimizer; returns the learning rate."""

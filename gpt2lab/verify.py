@@ -112,7 +112,7 @@ def verify(
     gradients and their norm; "steps" adds two updates by AdamW; "full" five by SGD and five by AdamW; "muon" three by
     Muon and AdamW. With device "cuda" the plan runs on GPUs over NCCL; the serial run stays on the CPU.
 
-    Raises ValueError, before any process starts, when the plan cannot run this model, or not on this device.
+    Raises ValueError, before any process starts, when the plan cannot run this model, or not on this device or pool.
     """
     if depth not in DEPTHS:
         raise ValueError(f"depth={depth!r} is unknown. Use one of {', '.join(DEPTHS)}.")
@@ -121,6 +121,10 @@ def verify(
     plan.check(config, rows, length)
     for recipe, _ in DEPTHS[depth]:
         recipe.check(plan)
+    if ranks is not None and ranks.size != plan.world:
+        raise ValueError(
+            f"{plan} needs a pool of {plan.world}, and this one has {ranks.size} ranks. Use another."
+        )
     job = plan, config, rows, length, depth
     if device != "cpu" and (lacking := gpus.gpus_needed(plan.world)):
         raise ValueError(f"device={device!r} needs {lacking}. Use cpu.")
@@ -239,9 +243,8 @@ def _owners(parallel, start: dict) -> Claim:
 
 def _claim(name: str, mine: dict, serial: dict, rank: int) -> Claim:
     """The largest relative error over the tensors this rank holds: max |a - b| / max |b|, tensor by tensor."""
-    errors = {n: relative_error(t.cpu(), serial[n]) for n, t in mine.items()}
-    worst = max(errors, key=lambda n: errors[n] if errors[n] == errors[n] else float("inf"))
-    return Claim(name, errors[worst], worst, rank)
+    claims = [Claim(name, relative_error(t.cpu(), serial[n]), n, rank) for n, t in mine.items()]
+    return max(claims, key=lambda claim: claim.size)
 
 
 def _double(numbers) -> torch.Tensor:

@@ -201,8 +201,8 @@ OVER = {
     "sharding": 3_147,
     "planner": 5_944,
     "classroom": 2_311,
-    "core": 12_186,
-    "the package": 49_002,
+    "core": 12_185,
+    "the package": 49_001,
 }  # too large today: these may only shrink
 
 

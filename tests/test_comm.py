@@ -86,6 +86,33 @@ ASYNCHRONOUS = {  # x (3, place + 2), the axis, whether to go on beside it
 }
 
 
+ROOTED = {
+    "broadcast": comm.broadcast,
+    "reduce": comm.reduce,
+    "scatter": lambda x, axis, last: comm.scatter(x, axis, 0, last),
+    "gather": lambda x, axis, last: comm.gather(x, axis, 0, last),
+    "send": lambda x, axis, last: comm.recv(x, axis, 0) if axis.rank else comm.send(x, axis, last),
+}
+
+
+def there_and_back(name, axis, last):
+    """What a call gives, the gradient of what it was given, and what both log."""
+    x = integers(6, seed=axis.rank).requires_grad_()
+    comm.clear_log()
+    y = ROOTED[name](x, axis, last)
+    y.backward(torch.ones_like(y))
+    return y.tolist(), x.grad.tolist(), [(e.op, e.bytes, e.messages, e.targets) for e in comm.log]
+
+
+@pytest.mark.parametrize("name", ROOTED)
+def test_the_last_position_is_also_minus_one_as_in_a_list(pool, name):
+    def work(rank, world_size):
+        for axis in (axis for axis in axes(rank, world_size) if axis.size == 2):
+            assert there_and_back(name, axis, -1) == there_and_back(name, axis, 1)
+
+    pool.run(work)
+
+
 def widths(axis):
     return [place + 2 for place in range(axis.size)]
 

@@ -208,6 +208,15 @@ def test_whichever_rank_holds_a_row_the_result_is_the_same(four):
         assert all((g - others[n]).abs().max() <= 1e-12 * g.abs().max() for n, g in grads.items())
 
 
+@pytest.mark.parametrize("group", ["row", "batch"])
+def test_a_replica_without_rows_takes_part(four, group):
+    config, two = replace(EXPERTS, experts=replace(EXPERTS.experts, group=group)), torch.tensor([0, 3])
+    serial = gradients(0, 1, "serial", config, two)
+    for loss, norm, grads in four.run(gradients, "dp=4,ep=2", config, two):
+        assert abs(loss - serial[0]) < 1e-12 and abs(norm - serial[1]) < 1e-12 * norm
+        assert all((g - serial[2][n]).abs().max() <= 1e-12 * g.abs().max() for n, g in grads.items())
+
+
 def renumbered(weights, numbers):
     """The same model with expert e under the number numbers[e]."""
     found = {}

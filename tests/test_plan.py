@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,7 @@ from gpt2lab.plan import Plan, build
 from gpt2lab.planner.cost import predict
 from gpt2lab.planner.problem import CLUSTERS
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import example_weights
 from gpt2lab.run import Options
 from gpt2lab.schedules.registry import FREE, GENERATORS
 from gpt2lab.verify import Claim
@@ -61,6 +63,14 @@ def test_what_the_plan_says_of_loss_and_micro_batches_is_not_overruled():
 def test_a_serial_build_is_the_serial_model():
     parallel = build(Plan(), CONFIG, Mesh())
     assert sum(p.tensor.numel() for p in parallel.sync.pieces) == CONFIG.parameters
+
+
+def test_weights_of_another_shape_are_not_taken_in_part():
+    parallel = build(Plan(zero=2), CONFIG, Mesh())
+    before, other = parallel.weights(), example_weights(replace(CONFIG, vocab_size=41))
+    with pytest.raises(ValueError, match=r"wte.weight has the shape \(37, 24\) here and \(41, 24\) among"):
+        parallel.load(other)
+    assert all(torch.equal(before[name], weight) for name, weight in parallel.weights().items())
 
 
 @pytest.mark.parametrize("error", [2e-16, 0.5, math.nan])

@@ -10,6 +10,7 @@ import pytest
 from equality import MODELS
 
 from gpt2lab.plan import Plan
+from gpt2lab.processes.launch import Ranks
 from gpt2lab.run import Options
 from gpt2lab.verify import verify
 
@@ -110,6 +111,8 @@ def test_the_plans_beside_those_of_the_table_are_taken():
     Plan.parse("pp=2,dp=2,micro=2,zero=3,schedule=terapipe,chunks=1").check(MODELS["odd"], 7, 11)
     with pytest.raises(ValueError, match="7 rows cannot be dealt to dp=8"):
         verify("dp=8", MODELS["tiny"])
+    with pytest.raises(ValueError, match="dp=2 needs a pool of 2, and this one has 3 ranks"):
+        verify("dp=2", ranks=Ranks(3))
 
 
 MUON = {

@@ -353,6 +353,7 @@ def test_an_empty_line_is_an_idle_rank_and_slices_are_said_once():
     assert from_csv(bare, slices=3) == from_csv(to_csv(sliced), slices=3) == sliced
     with pytest.raises(ScheduleError, match="says slices=3, but slices=2 was asked for"):
         from_csv(to_csv(sliced), slices=2)
+    assert from_csv(to_csv(sliced).replace("micros=2", "micros=two"), slices=3) == sliced  # any other comment
 
 
 # --- as text, as figures, at the command line
@@ -372,6 +373,13 @@ def test_fractions_and_floats_are_drawn_too():
     assert "0F0" in draw(simulate(make("zb_v", 2, 4), Cost(0.5, 0.25, 0.3)))
     assert "7.5" in summary(simulate(make("1f1b", 2, 4), Cost(0.5, 0.5, 0.5)))
     assert draw(make("1f1b", 4, 64), width=80).splitlines()[0].endswith(" ... | holds 4")
+
+
+def test_what_takes_no_time_takes_no_column():
+    assert draw(simulate(make("1f1b", 1, 2), Cost(0, 0.0, 0))) == "rank 0  |  | holds 1"
+    assert draw(simulate(make("zb_h1", 2, 2), Cost(weight_grad=0))) == (
+        "rank 0  | F0 F1 .. I0 .. I1 | holds 2\nrank 1  | .. F0 I0 F1 I1 .. | holds 2"
+    )
 
 
 def run_command(line):

@@ -111,6 +111,38 @@ def test_an_empty_or_too_long_batch_is_refused(columns, total, words):
         trainer().step(batch)
 
 
+def a_step(rank, world_size, plan, ends_at=None):
+    """Loss, norm and gradients of a step, after one that ended within the backward of micro-batch `ends_at`."""
+    plan = Plan.parse(plan)
+    one, batch, calls = (
+        Trainer(build(plan, CONFIG, Mesh(**plan.axes), torch.float64)),
+        example_batch(CONFIG, 7, 11),
+        [],
+    )
+
+    def no_room(*_):
+        calls.append(batch)
+        if len(calls) == ends_at:
+            raise MemoryError
+
+    if ends_at is not None:
+        hook = one.parallel.model.h["1"].register_full_backward_hook(no_room)
+        with pytest.raises(MemoryError):
+            one.gradients(batch)
+        hook.remove()
+    return *one.gradients(batch), one.parallel.gradients()
+
+
+@pytest.mark.parametrize("ends_at", [1, 2])
+@pytest.mark.parametrize("more", ["", ",data=servers", ",zero=1", ",zero=2", ",zero=3", ",zero=3,refill=on"])
+def test_a_step_after_one_that_was_interrupted_has_nothing_of_it(more, ends_at, pools):
+    plan = f"dp=2,micro=2{more}"
+    pairs = zip(pools[2].run(a_step, plan), pools[2].run(a_step, plan, ends_at), strict=True)
+    for (loss, norm, right), (same, as_long, found) in pairs:
+        assert abs(loss - same) < 1e-12 and abs(norm - as_long) < 1e-12
+        assert all((g - found[name]).abs().max() < 1e-12 for name, g in right.items())
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("plan", ["serial", "dp=2,zero=3"])
 def test_a_run_that_is_not_finite_is_an_error_and_is_not_saved(value, plan, tmp_path, pools):

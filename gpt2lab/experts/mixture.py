@@ -110,7 +110,7 @@ class Here:
         """What `enter` undoes: this rank's tokens of the experts' sum (B, T, C)."""
         return x
 
-    def loads(self, counts, config: Experts) -> tuple[torch.Tensor, int]:
+    def loads(self, counts) -> tuple[torch.Tensor, int]:
         """The counts (G, k, E) of all ranks that share groups, in token order, and this rank's place among them."""
         return counts[None], 0
 
@@ -210,15 +210,15 @@ class Mixture(nn.Module):
             return made, None
         one = self._grouped(experts)[..., None] == torch.arange(config.experts, device=experts.device)
         # (R, G, k, E) of the ranks that share groups
-        everywhere, place = self.ranks.loads(one.sum(1), config)
+        everywhere, place = self.ranks.loads(one.sum(1))
         total = everywhere.sum(0)
-        tokens = int(total[0].sum() if config.router == "expert_choice" else total[0, 0].sum())
         share = total.sum(1, keepdim=True).double() / total.sum((1, 2), keepdim=True)
         if not limited:
             return made, share
         # earlier choices, then earlier ranks' tokens
         before = total.cumsum(1) - total + everywhere[:place].sum(0)
         queue = one.cumsum(1) - one.long() + before[:, None]  # (G, S, k, E)
+        tokens = int(total[:1, 0].sum())  # S on all ranks together: every token has a first choice
         return (one & (queue < config.room(tokens))).any(-1).view_as(made), share
 
     def grouped(self, rows, counts):

@@ -35,6 +35,9 @@ class GradientSync(ABC):
 
     pieces: list[Piece]
 
+    def begin(self) -> None:  # noqa: B027 - most strategies have gradients in tensors alone
+        """A step begins: forget what one before it, which was interrupted, has left."""
+
     def last_micro(self) -> None:  # noqa: B027 - most strategies need not know
         """The next backward is the step's last: a strategy that overlaps starts sending in it."""
 

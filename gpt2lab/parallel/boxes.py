@@ -62,11 +62,9 @@ def rectangles(shape: Sequence[int], start: int, stop: int) -> list[tuple[tuple,
 
 def entry_of(tensor: torch.Tensor, shape: Sequence[int], start: int, spec: Spec, mesh: Mesh) -> Entry:
     """What `tensor` is of a parameter: the elements from `start` on of this rank's slice, which has `shape`."""
-    found, flat, done = [], tensor.detach().view(-1), 0
-    for offsets, sizes in rectangles(shape, start, start + tensor.numel()):
-        count = math.prod(sizes)
-        found.append(Box(offsets, sizes, flat[done : done + count].view(sizes)))
-        done += count
+    filled = rectangles(shape, start, start + tensor.numel())
+    parts = tensor.detach().view(-1).split([math.prod(sizes) for _, sizes in filled])
+    found = [Box(*where, part.view(where[1])) for where, part in zip(filled, parts, strict=True)]
     complete = list(shape)
     for cut in reversed(spec.cuts):
         found = [uncut for box in found for uncut in _uncut(box, cut, mesh[cut.axis])]

@@ -80,6 +80,10 @@ class Buckets(Replicas):
             for p in bucket.parameters:
                 on_gradient(p, self._arrived, number)
 
+    def begin(self) -> None:
+        """Until the last micro-batch gradients only add up."""
+        self.sending = False
+
     def last_micro(self) -> None:
         """From now on gradients are final when they arrive, so full buckets may leave."""
         self.sending, self.sent = True, 0

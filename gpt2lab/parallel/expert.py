@@ -75,19 +75,13 @@ class SpreadExperts(Here):
     """Tokens of a group on several ranks, experts on several ranks: how each gets to the other."""
 
     def __init__(self, mesh: Mesh, edge, config):
-        self.edge, self.axis, self.config = edge, mesh["ep"], config
+        self.axis = mesh["ep"]
+        if edge is not None:  # all tokens, of whose output each rank computes a part; the sum of these parts
+            self.enter, self.leave = edge.enter, edge.leave
         self.inside, self.between = mesh["ep_inside"], mesh["ep_between"]
         self.group = {"row": mesh["cp"], "batch": mesh["dp", "cp"], "rank": Axis()}[config.group]
 
-    def enter(self, x):
-        """With tensor parallelism, all tokens, for which each rank computes a part."""
-        return x if self.edge is None else self.edge.enter(x)
-
-    def leave(self, x):
-        """The sum of these parts."""
-        return x if self.edge is None else self.edge.leave(x)
-
-    def loads(self, counts, config) -> tuple[torch.Tensor, int]:
+    def loads(self, counts) -> tuple[torch.Tensor, int]:
         """Everybody's counts. Bytes per rank: 8 (n-1) G k E."""
         found = comm.gather_flat(counts.flatten(), self.group)
         return found.view(self.group.size, *counts.shape), self.group.rank

@@ -32,36 +32,37 @@ def empty(like: Piece) -> Piece:
     return replace(like, tensor=like.tensor.detach().new_empty(0), spec=Spec())
 
 
+def summed(tensors: list[torch.Tensor], axis: Axis) -> list[torch.Tensor]:
+    """The sums of tensors over the axis, all in one message."""
+    flat = comm.all_reduce(torch.cat([t.flatten() for t in tensors]), axis)
+    parts = flat.split([t.numel() for t in tensors])
+    return [part.view_as(t) for part, t in zip(parts, tensors, strict=True)]
+
+
 def sum_partial(pieces: list[Piece], mesh: Mesh) -> None:
     """Complete the gradients that are only partial sums over an axis, as those of norms under sequence parallelism."""
     for name in sorted({axis for p in pieces for axis in p.spec.partial}):
         grads = [p.tensor.grad for p in pieces if name in p.spec.partial and p.tensor.numel()]
         if grads:
-            flat = comm.all_reduce(torch.cat([g.flatten() for g in grads]), mesh[name])
-            for g, total in zip(grads, flat.split([g.numel() for g in grads]), strict=True):
-                g.copy_(total.view_as(g))
+            for g, total in zip(grads, summed(grads, mesh[name]), strict=True):
+                g.copy_(total)
 
 
 CHUNK = 4096  # elements: few enough for 32 bits to add up their squares to six digits
 
 
-def gradient_norm(pieces: list[Piece], mesh: Mesh) -> float:
-    """The norm of the whole gradient, as the serial run has it: every element of the model counted exactly once.
+def gradient_norm(pieces: list[Piece], mesh: Mesh, ranks: Axis | None = None) -> float:
+    """The norm of the gradient that `ranks` hold together, such as those of one pipeline stage; None: all.
 
-    Ranks that hold the same gradient share the sum: each adds a part of it. A tied copy does not count, nor does an
-    excess load.
+    Every element counts exactly once, as in the serial run: ranks that hold the same gradient share the sum, each adds
+    a part of it. A tied copy does not count, nor does an excess load.
     """
-    return norm_among(pieces, mesh, mesh.world)
-
-
-def norm_among(pieces: list[Piece], mesh: Mesh, ranks: Axis) -> float:
-    """The norm of the gradient that these ranks hold together, such as those of one pipeline stage."""
     mine = [_counted_here(p, mesh) for p in pieces if not p.spec.tied_copy and not p.spec.load]
     norms = [torch.zeros(1, dtype=torch.float64, device=pieces[0].tensor.device)]
     norms += [norm for x in mine for norm in _norms(x)]
     # all at once: on a GPU it is the number of calls that takes time
     square = torch.cat(norms).square().sum()
-    return math.sqrt(comm.all_reduce(square.cpu(), ranks).item())
+    return math.sqrt(comm.all_reduce(square.cpu(), ranks or mesh.world).item())
 
 
 def _norms(x: torch.Tensor) -> list[torch.Tensor]:

@@ -13,9 +13,8 @@ import math
 
 import torch
 
-from ..ranks import comm
 from ..ranks.axis import Axis
-from .finish import Piece
+from .finish import Piece, summed
 
 A, B, C = 3.4445, -4.7750, 2.0315  # of the quintic: steep at zero, and not quite 1 at 1
 ITERATIONS, MOMENTUM, EPS = 5, 0.95, 1e-7
@@ -48,9 +47,8 @@ def _summed(parts: list[torch.Tensor], cuts: list[int | None], axis: Axis) -> li
     mine = [part for part, cut in zip(parts, cuts, strict=True) if cut is not None]
     if not mine:
         return parts
-    flat = comm.all_reduce(torch.cat([part.flatten() for part in mine]), axis)
-    sums = iter(flat.split([part.numel() for part in mine]))
-    return [part if cut is None else next(sums).view_as(part) for part, cut in zip(parts, cuts, strict=True)]
+    sums = iter(summed(mine, axis))
+    return [part if cut is None else next(sums) for part, cut in zip(parts, cuts, strict=True)]
 
 
 class Muon(torch.optim.AdamW):
@@ -62,9 +60,7 @@ class Muon(torch.optim.AdamW):
         for piece in self.pieces:
             if piece.within is not None and piece.tensor.numel() != piece.within.numel():
                 raise ValueError(f"{piece.name} of shape {tuple(piece.within)} is cut flat. {WAY_OUT}")
-        self.cuts = [
-            next((cut.dim for cut in p.spec.cuts if cut.axis == axis.name), None) for p in self.pieces
-        ]
+        self.cuts = [next((c.dim for c in p.spec.cuts if c.axis == axis.name), None) for p in self.pieces]
 
     @torch.no_grad()
     def step(self, closure=None) -> None:

@@ -69,7 +69,7 @@ def slice_of(t: torch.Tensor, place: int, parts: int, dim: int, groups: int = 1)
 
 def cut(p: nn.Parameter, axis: Axis, dim: int, groups: int = 1) -> nn.Parameter:
     """This rank's slice of a parameter, as a new parameter that remembers how it was cut."""
-    new = nn.Parameter(slice_of(p.data, axis.rank, axis.size, dim, groups).clone(), p.requires_grad)
+    new = nn.Parameter(slice_of(p.data, axis.rank, axis.size, dim, groups), p.requires_grad)
     new.__dict__.update(p.__dict__)
     mark(new, cuts=(*of(p).cuts, Cut(axis.name, dim, p.size(dim), groups)))
     return new

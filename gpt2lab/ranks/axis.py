@@ -31,6 +31,10 @@ class Axis:
         """The global ranks of the others."""
         return tuple(r for r in self.ranks if r != self.ranks[self.rank])
 
+    def at(self, position: int) -> bool:
+        """Whether this rank is at a position; -1 is the last. Raises IndexError where there is none."""
+        return range(self.size)[position] == self.rank
+
     def way(self, source: int, to: int):
         """The group of a message from one position to another. Raises ValueError where the axis has none for it."""
         if self.silent:

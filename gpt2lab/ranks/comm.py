@@ -163,7 +163,7 @@ def reduce(x, axis: Axis, root: int = 0):
 
     Bytes per rank: S, along a chain that ends at the root; the root sends none.
     """
-    y, mine = fresh(x), axis.rank == root
+    y, mine = fresh(x), axis.at(root)
     start = lambda **how: dist.reduce(y, axis.ranks[root], **how)
     cost, pace = counted.chain_cost(y.nbytes, mine), (y.nbytes, axis.size - 1)
     total = lambda y: y if mine else y.zero_()
@@ -173,7 +173,7 @@ def reduce(x, axis: Axis, root: int = 0):
 def _gathered(grad, shape, axis, dim=0, root=0, sizes=None):
     """Adjoint of scatter: the root gathers; the other ranks' input has no influence, so its gradient is zero."""
     whole = gather(grad, axis, dim, root, sizes or counted.split_sizes(shape[dim], axis.size))
-    return whole if axis.rank == root else grad.new_zeros(shape)
+    return whole if axis.at(root) else grad.new_zeros(shape)
 
 
 @adjoint(_gathered)
@@ -183,7 +183,7 @@ def scatter(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sizes = None):
     Bytes: the root S - c_root, the others none.
     """
     sizes = chunk_sizes("scatter", x, axis, dim, sizes)
-    like, mine, chunks = x.movedim(dim, 0), axis.rank == root, byte_sizes(x, sizes, dim)
+    like, mine, chunks = x.movedim(dim, 0), axis.at(root), byte_sizes(x, sizes, dim)
     chunk = like.new_empty(max(sizes), *like.shape[1:])
     parts = [padded(p, max(sizes)) for p in like.split(sizes)] if mine else None
     start = lambda **how: dist.scatter(chunk, parts, axis.ranks[root], **how)
@@ -197,7 +197,7 @@ def _scattered(grad, shape, axis, dim=0, root=0, sizes=None):
     """Adjoint of gather: the root scatters its gradient; the other ranks' outputs are empty."""
     sizes, whole = sizes or [shape[dim]] * axis.size, list(shape)
     whole[dim] = sum(sizes)
-    return scatter(grad if axis.rank == root else grad.new_empty(whole), axis, dim, root, sizes)
+    return scatter(grad if axis.at(root) else grad.new_empty(whole), axis, dim, root, sizes)
 
 
 @adjoint(_scattered)
@@ -208,7 +208,7 @@ def gather(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sizes = None):
     """
     sizes = shard_sizes("gather", x, axis, dim, sizes)
     mine, chunks = padded(x.movedim(dim, 0), max(sizes)), byte_sizes(x, sizes, dim)
-    parts = [torch.empty_like(mine) for _ in sizes] if axis.rank == root else None
+    parts = [torch.empty_like(mine) for _ in sizes] if axis.at(root) else None
     start = lambda **how: dist.gather(mine, parts, axis.ranks[root], **how)
     detail = f"root {root} dim {dim} sizes {sizes} of {described(mine)}"
     join = lambda _: buffers.unpadded(parts, sizes, dim) if parts else x.detach().narrow(dim, 0, 0)

@@ -91,8 +91,8 @@ def chain_cost(size: int, is_end: bool) -> tuple[int, int]:
 
 
 def direct_cost(parts: Sequence[int], rank: int) -> tuple[int, int]:
-    """(bytes, messages) that `rank` sends when part p goes straight to rank p; an empty part is no message."""
-    leaving = [size for peer, size in enumerate(parts) if peer != rank and size]
+    """(bytes, messages) that `rank`, -1 the last, sends when part p goes straight to rank p; no message if empty."""
+    leaving = [size for peer, size in enumerate(parts) if peer != rank % len(parts) and size]
     return sum(leaving), len(leaving)
 
 

@@ -27,7 +27,7 @@ def chimera(ranks: int, micros: int) -> Schedule:
         orders.append(tuple(op for _, op in sorted(slots)))
         promise.append(min(half, unit - down) + min(half, down + 1))
     full = Schedule(tuple(orders), v_placement(ranks), work, 2, name="chimera", promise=tuple(promise))
-    return full if work == micros else full.without(micros)
+    return full.without(micros)
 
 
 def dualpipe(ranks: int, micros: int) -> Schedule:
@@ -50,7 +50,7 @@ def dualpipe(ranks: int, micros: int) -> Schedule:
         orders.append(play(phases, {"a": near[0], "b": far[0]}, micros_a, micros_b))
     promise = (2 * half + 1,) * ranks
     full = Schedule(tuple(orders), v_placement(ranks), work, 2, name="dualpipe", promise=promise)
-    return full if work == micros else full.without(micros)
+    return full.without(micros)
 
 
 def dualpipe_v(ranks: int, micros: int) -> Schedule:
@@ -66,8 +66,7 @@ def dualpipe_v(ranks: int, micros: int) -> Schedule:
         for r in range(ranks)
     )
     promise = (min(2 * micros, 2 * ranks + 1),) * ranks
-    full = Schedule(orders, v_placement(ranks), work, name="dualpipe_v", promise=promise)
-    return full if work == micros else full.without(micros)
+    return Schedule(orders, v_placement(ranks), work, name="dualpipe_v", promise=promise).without(micros)
 
 
 def _dual_phases(half: int, inner: int, count: int) -> list[tuple[str, int]]:

@@ -16,16 +16,15 @@ def interleaved(ranks: int, micros: int, chunks: int = 2) -> Schedule:
     for r in range(ranks):
         forward = [Op("F", stage, i) for stage, i in _rounds(r, ranks, rounded, range(chunks))]
         backward = [Op("B", stage, i) for stage, i in _rounds(r, ranks, rounded, range(chunks - 1, -1, -1))]
-        warm_up = min(total, 2 * (ranks - 1 - r) + (chunks - 1) * ranks)
-        if chunks == 1:
-            warm_up = min(total, ranks - 1 - r)
+        behind = ranks - 1 - r  # which is 1F1B's warm-up
+        warm_up = min(total, behind if chunks == 1 else 2 * behind + (chunks - 1) * ranks)
         order = forward[:warm_up]
         for pair in zip(forward[warm_up:], backward, strict=False):
             order += pair
         orders.append(tuple(order + backward[total - warm_up :]))
         promise.append(min(chunks * micros, warm_up + 1))
     full = Schedule(tuple(orders), _dealt(ranks, chunks), rounded, name="interleaved", promise=tuple(promise))
-    return full if rounded == micros else full.without(micros)
+    return full.without(micros)
 
 
 def breadth_first(ranks: int, micros: int, chunks: int = 2) -> Schedule:

@@ -46,12 +46,10 @@ FREE = tuple(Generator(name, asynchronous.free_running, paper) for name, paper i
 @checked()
 def find(name: str) -> Generator:
     """The generator of this name (capitals and hyphens do not matter), or ValueError with the nearest name."""
-    wanted = name.lower().replace("-", "_")
-    for generator in GENERATORS + FREE:
-        if generator.name == wanted:
-            return generator
-    names = [generator.name for generator in GENERATORS + FREE]
-    hint = did_you_mean(wanted, names, f"There are {', '.join(names)}.")
+    wanted, known = name.lower().replace("-", "_"), {g.name: g for g in GENERATORS + FREE}
+    if wanted in known:
+        return known[wanted]
+    hint = did_you_mean(wanted, known, f"There are {', '.join(known)}.")
     raise ValueError(f"There is no pipeline schedule {name!r}. {hint}")
 
 

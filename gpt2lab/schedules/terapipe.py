@@ -1,5 +1,6 @@
 """TeraPipe: a pipeline over slices of one sequence's tokens, which causal attention allows (Li et al. 2021)."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from ..machine.arguments import checked
@@ -47,15 +48,13 @@ def best_slices(tokens: int, time: Callable, ranks: int, micros: int = 1, step: 
             f"Use a step of {-(-tokens // (MOST - 1))} or more."
         )
     table = {(a, b): time(b - a, a) for n, b in enumerate(ends) for a in ends[:n]}
-    best = None
+    best = math.inf, []
     for slowest in patiently(sorted(set(table.values())), "candidates for the slowest slice"):
-        if best is not None and (ranks - 1) * slowest >= best[0]:
+        if (ranks - 1) * slowest >= best[0]:
             break
-        found = _shortest(ends, table, slowest)
-        if found is not None:
+        if found := _shortest(ends, table, slowest):
             total = micros * found[0] + (ranks - 1) * slowest
-            if best is None or total < best[0]:
-                best = total, found[1]
+            best = min(best, (total, found[1]), key=lambda one: one[0])
     return best[1]
 
 

@@ -1,9 +1,8 @@
 """Schedules as text: drawn in a terminal, and as CSV in PyTorch's notation, a line for every rank."""
 
+import math
 import re
 from fractions import Fraction
-from functools import reduce
-from math import gcd
 
 from ..machine.arguments import checked
 from .play import ScheduleError, simulate
@@ -11,13 +10,17 @@ from .schedule import Op, Schedule
 from .timeline import Timeline
 
 _OP = re.compile(r"(\d+)([FBIW])(\d+)$")
+_SAID = re.compile(  # the comment that `to_csv` writes
+    r"# micros=(?P<micros>\d+),copies=(?P<copies>\d+),slices=(?P<slices>\d+),placement=(?P<placement>\d+( \d+)*)$"
+)
 
 
 @checked(width=1)
 def draw(timeline: Timeline | Schedule, width: int = 160) -> str:
     """The timeline as text: a row for each rank, a column for each unit of time, dots where the rank is idle.
 
-    With several stages a rank every operation shows its stage; rows longer than `width` end in "...".
+    With several stages a rank every operation shows its stage. One that takes less than half a column is not shown;
+    rows longer than `width` end in "...".
     """
     if isinstance(timeline, Schedule):
         timeline = simulate(timeline)
@@ -31,7 +34,8 @@ def draw(timeline: Timeline | Schedule, width: int = 160) -> str:
         cells = ["." * (cell - 1)] * _slots(timeline.makespan, unit)
         for box in row:
             first, last = _slots(box.start, unit), _slots(box.end, unit)
-            cells[first:last] = [names[box.op]] + ["-" * (cell - 1)] * (last - first - 1)
+            if first < last:
+                cells[first:last] = [names[box.op]] + ["-" * (cell - 1)] * (last - first - 1)
         text = " ".join(c.ljust(cell - 1) for c in cells)
         head, tail = f"rank {rank:<2} | ", f" | holds {schedule.peak(rank)}"
         room = width - len(head) - len(tail)
@@ -77,7 +81,8 @@ def from_csv(text: str, slices: int | None = None) -> Schedule:
     model has one copy. Raises ScheduleError for anything that is not an operation.
     """
     lines = text.rstrip().splitlines()
-    said = _said(lines.pop(0)) if lines and lines[0].startswith("#") else {}
+    comment = lines.pop(0) if lines and lines[0].startswith("#") else ""
+    said = found.groupdict() if (found := _SAID.match(comment.rstrip())) else {}
     orders = tuple(tuple(op for cell in row.split(",") for op in _parse(cell)) for row in lines)
     slices = _agreed(slices, said.get("slices"))
     if "placement" in said:
@@ -85,12 +90,6 @@ def from_csv(text: str, slices: int | None = None) -> Schedule:
         return Schedule(orders, where, int(said["micros"]), int(said["copies"]), slices)
     units = 1 + max((op.micro for order in orders for op in order), default=0)
     return Schedule(orders, _placement(orders), -(-units // slices), 1, slices)
-
-
-def _said(line: str) -> dict[str, str]:
-    """The settings in the comment that `to_csv` writes; empty for any other comment."""
-    words = dict(word.split("=") for word in line.strip("# ").split(",") if word.count("=") == 1)
-    return words if {"micros", "copies", "slices", "placement"} <= set(words) else {}
 
 
 def _agreed(asked: int | None, said: str | None) -> int:
@@ -129,13 +128,13 @@ def _parse(cell: str) -> list[Op]:
 
 
 def _unit(timeline: Timeline) -> Fraction:
-    """The largest time that all starts and ends are multiples of; floats are drawn in 60 columns."""
+    """The largest time that all starts and ends are multiples of; floats are drawn in 60 columns; 1 if all are 0."""
     ends = [t for row in timeline.rows for box in row for t in (box.start, box.end)]
     if any(isinstance(t, float) for t in ends):
-        return Fraction(timeline.makespan) / 60
+        return Fraction(timeline.makespan) / 60 or Fraction(1)
     ends = [Fraction(t) for t in ends if t]
-    whole = reduce(lambda a, b: a * b // gcd(a, b), (t.denominator for t in ends), 1)
-    return Fraction(reduce(gcd, (int(t * whole) for t in ends), 0), whole)
+    whole = math.lcm(*(t.denominator for t in ends))
+    return Fraction(math.gcd(*(int(t * whole) for t in ends)) or 1, whole)
 
 
 def _slots(time, unit) -> int:

@@ -42,8 +42,7 @@ def zb_v(ranks: int, micros: int) -> Schedule:
         ]
         orders.append(play(phases, {"a": r, "b": 2 * ranks - 1 - r}, range(work), range(work)))
     promise = (min(2 * micros, 2 * ranks),) * ranks
-    full = Schedule(tuple(orders), v_placement(ranks), work, name="zb_v", promise=promise)
-    return full if work == micros else full.without(micros)
+    return Schedule(tuple(orders), v_placement(ranks), work, name="zb_v", promise=promise).without(micros)
 
 
 def _handcrafted(ranks, micros, name, limit, lead) -> Schedule:

@@ -72,15 +72,15 @@ BUGS = {
         (Asynchronous.tie, "give(piece.tensor.grad,", "give(piece.tensor.grad.zero_(),", MIXED),
     "head updates its copy too": (Asynchronous.tie, "piece.tensor.grad = None", "pass", MIXED),
     "head stays as it was":
-        (Embedding.pull, "self.weight.data.copy_(self.receive(0))", "self.receive(0)", MIXED),
+        (Embedding.pull, "self.weight.data.copy_(comm", "(comm", MIXED),
     "head reads one version late":
-        (Embedding.pull, "self.weight.data.copy_(self.receive(0))",
-         "self.version and self.weight.data.copy_(self.before); self.before = self.receive(0)", STASHED),
+        (Embedding.pull, "self.weight.data.copy_(comm",
+         "self.version and self.weight.data.copy_(self.before); self.before = (comm", STASHED),
     "replicas update apart":
         (Naive, "finish", lambda right: Replicas.finish, "pp=2,dp=2,data=naive,schedule=pipedream"),
     "updated one batch late": (Trainer, "_update", updated_one_batch_late, STASHED),
     "clipped by the matrices alone":
-        (finish.norm_among, "not p.spec.load", "not p.spec.load and p.tensor.dim() > 1", STASHED),
+        (finish.gradient_norm, "not p.spec.load", "not p.spec.load and p.tensor.dim() > 1", STASHED),
     "dropout of the first batch":
         (PipelineStep._through, "*self.key", "self.key[0], 0", f"{MIXED} dropout=0.2"),
 }  # fmt: skip

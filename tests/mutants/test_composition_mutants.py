@@ -20,12 +20,12 @@ def in_place_of_all_replicas(axis):
 BUGS = {
     "the norm counts tensor-parallel replicas twice":
         (finish._counted_here, '(*p.spec.replicas, "tp")', "p.spec.replicas", "dp=2,tp=2"),
-    "the tied copy counts in the norm": (finish.norm_among, "not p.spec.tied_copy and ", "", "pp=2,tp=2"),
+    "the tied copy counts in the norm": (finish.gradient_norm, "not p.spec.tied_copy and ", "", "pp=2,tp=2"),
     "the norm is the stage's own":
-        (finish.norm_among, "if not p", "if mesh['pp'].rank == 0 and not p", "pp=2,dp=2"),
+        (finish.gradient_norm, "if not p", "if mesh['pp'].rank == 0 and not p", "pp=2,dp=2"),
     "the tied gradient is not summed": (Pipeline.tie, "and tensors:", "and False:", "pp=2,dp=2"),
     "the tied gradient is summed over all stages and tensor ranks":
-        (Pipeline.tie, "all_reduce(flat,", "all_reduce(comm.all_reduce(flat, mesh['tp']),",
+        (Pipeline.tie, "summed([t.grad for t in tensors]", "summed(summed([t.grad for t in tensors], mesh['tp'])",
          "pp=2,tp=2 raises=Mismatch"),
     "the loss is divided by the micro-batches once more":
         (PipelineStep._through, "/ unit.total", "/ unit.total / 2", "pp=2,dp=2,micro=2"),

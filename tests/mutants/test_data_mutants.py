@@ -50,7 +50,7 @@ BUGS = {
     "mean of the ranks' means":
         (accumulate.micro_loss, "/ micro.total", "/ (micro.targets != -100).sum() / 3", "dp=3"),
     "replicas counted in the norm":
-        (finish.norm_among, "math.sqrt(", "mesh['dp'].size ** 0.5 * math.sqrt(", "dp=3"),
+        (finish.gradient_norm, "math.sqrt(", "mesh['dp'].size ** 0.5 * math.sqrt(", "dp=3"),
     "all ranks read the first rows":
         (Batch.rows, "[axis_rank]", "[0 if axis_size == 3 else axis_rank]", "dp=3"),
     "clipped tensor by tensor":
@@ -69,7 +69,7 @@ BUGS = {
     "accumulated gradients missed":
         (data.Buckets._arrived, "return", "return setattr(p, 'grad', None)", "dp=2,micro=2,bucket=1"),
     "sent before the last micro-batch":
-        (data.Buckets.__init__, "self.sending = False", "self.last_micro()", "dp=2,micro=2,bucket=1"),
+        (data.Buckets.begin, "self.sending = False", "self.last_micro()", "dp=2,micro=2,bucket=1"),
     "mean of means": (Batch, "rows", mean_of_means, "dp=2"),
     "all ranks read share 0": (Batch.rows, "[axis_rank]", "[0]", "dp=2"),
     "rows lost by integer division":

@@ -27,7 +27,7 @@ def regrouped(wrong):
 
 
 def of_this_rank(right):
-    return lambda self, counts, config: (counts[None], 0)
+    return lambda self, counts: (counts[None], 0)
 
 
 def second_choices_first(right):

@@ -26,7 +26,7 @@ BUGS = {
     "rank 0's shard on all ranks":  # uneven slices would not even fit
         (spec.cut, "axis.rank, axis.size", "axis.rank * (p.size(dim) % axis.size > 0), axis.size", TP),
     "shards drawn anew with one seed":
-        (spec.cut, ".clone()", ".clone().normal_(generator=torch.Generator().manual_seed(0))", TP),
+        (spec.cut, "groups), p.", "groups).normal_(generator=torch.Generator().manual_seed(0)), p.", TP),
     "softmax over the shard":
         (tensor._VocabLoss.forward, "comm.all_reduce(sums, axis, own=True)",
          "sums[0], comm.all_reduce(sums[1].clone(), axis)", TP),
@@ -35,7 +35,7 @@ BUGS = {
     "vocabulary offset off by one": (tensor.first_token, "axis.rank])", "axis.rank]) + axis.rank", TP),
     "foreign tokens not masked": (tensor.VocabEmbedding.forward, " * here[..., None]", "", TP),
     "replicas counted twice in the norm":
-        (finish.norm_among, "_counted_here(p, mesh)", "p.tensor.grad.flatten()", TP),
+        (finish.gradient_norm, "_counted_here(p, mesh)", "p.tensor.grad.flatten()", TP),
     "partial sums not completed": (finish, "sum_partial", lambda right: lambda held, mesh: None, SP),
     "norms not marked partial": (sequence, "_partial", lambda right: lambda *_, **__: None, SP),
     "row biases not marked partial": (sequence._partial, " + [m.bias for m in biases]", "", SP),

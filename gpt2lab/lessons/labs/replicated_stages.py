@@ -46,7 +46,7 @@ def train(
     def update():
         engine.tie(held, mesh)
         sync.finish()
-        norm = finish.norm_among(sync.pieces, mesh, engine.norm_axis)
+        norm = finish.gradient_norm(sync.pieces, mesh, engine.norm_axis)
         finish.clip(sync.pieces, norm, recipe.clip)
         optimizer.step()
         optimizer.zero_grad()

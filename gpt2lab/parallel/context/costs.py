@@ -48,13 +48,15 @@ def sent(
     """What a rank sends in one layer: {"forward": (numbers, messages), "backward": (numbers, messages)}.
 
     `numbers` = B C counts one row; times 4 these are bytes of float32. Messages are those of the bandwidth-optimal
-    algorithm: N-1 for a gather or a reduce-scatter, 2 (N-1) for an all-reduce, one for each send.
+    algorithm: N-1 for a gather or a reduce-scatter, 2 (N-1) for an all-reduce, one for each send, or part of an
+    all-to-all that is not empty.
     """
     rows = {"qkv": 3, "halo-x": 1}.get("-".join(exchange.split("-")[:2]), 2) * numbers
     n, c, total = table.ranks, table.sizes, table.tokens
     if exchange == "heads":
         own, rest = numbers * c[rank] * (n - 1) // n, numbers * (total - c[rank]) // n
-        return {"forward": (3 * own + rest, 2 * (n - 1)), "backward": (own + 3 * rest, 2 * (n - 1))}
+        parts = (n - 1) * (c[rank] > 0) + sum(size > 0 for r, size in enumerate(c) if r != rank)
+        return {"forward": (3 * own + rest, parts), "backward": (own + 3 * rest, parts)}
     if exchange in ("ring", "double-ring"):
         way = ring_path(exchange, n)
         hops, held = reach(table, window, way), [way.source(rank, h) for h in range(n)]

@@ -7,8 +7,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
 
 from ...machine.arguments import checked
+from ...ranks.traffic import split_sizes
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,11 @@ class TokenLayout:
 
 def bounds(tokens: int, parts: int) -> list[int]:
     """Ends of `parts` nearly equal slices of `tokens`; the first tokens % parts are one longer (tensor_split)."""
-    base, extra = divmod(tokens, parts)
-    return [i * base + min(i, extra) for i in range(parts + 1)]
+    return [0, *accumulate(split_sizes(tokens, parts))]
 
 
 def _slices(name: str, ends: list[int]) -> TokenLayout:
-    return TokenLayout(name, tuple(tuple(range(a, b)) for a, b in zip(ends, ends[1:], strict=False)))
+    return TokenLayout(name, tuple(tuple(range(a, b)) for a, b in pairwise(ends)))
 
 
 def contiguous(tokens: int, ranks: int) -> TokenLayout:

@@ -11,12 +11,13 @@ from dataclasses import replace
 
 import torch
 
-from ...ranks import comm, paced
+from ...ranks import paced
 from ...ranks.mesh import Mesh
 from ...schedules import Cost, Schedule, make
 from ...schedules import check as check_schedule
 from ...schedules.registry import find
 from ..base import Engine
+from ..finish import summed
 from .mailbox import buffers_needed
 from .stages import keep_parts, mark_ties, parts_of, sharers
 from .step import PipelineStep
@@ -47,15 +48,12 @@ class Pipeline(Engine):
 
     @property
     def pace(self) -> Cost | None:
-        """Times in seconds: operations sleep until their time is over, and messages take the hop's latency.
-
-        Raises ValueError for blocking sends or joint blocks, which live ranks cannot pace.
-        """
+        """Times in seconds: operations sleep until their time is over, and messages take the hop's latency."""
         return self._pace
 
     @pace.setter
     def pace(self, cost: Cost | None) -> None:
-        """Raise ValueError for settings that live ranks cannot pace."""
+        """Raise ValueError for blocking sends or joint blocks, which live ranks cannot pace."""
         for name in ("blocking", "joint"):
             if cost is not None and getattr(cost, name) not in (None, False):
                 raise ValueError(
@@ -98,10 +96,8 @@ class Pipeline(Engine):
         """Sum the gradients of the parameters that another rank holds too, in one message."""
         tensors = [piece.tensor for piece in pieces if piece.name in self.shared]
         if self.twins is not None and tensors:
-            flat = torch.cat([t.grad.flatten() for t in tensors])
-            sums = comm.all_reduce(flat, self.twins).split([t.grad.numel() for t in tensors])
-            for tensor, total in zip(tensors, sums, strict=True):
-                tensor.grad = total.view_as(tensor.grad)
+            for tensor, total in zip(tensors, summed([t.grad for t in tensors], self.twins), strict=True):
+                tensor.grad = total
 
 
 def schedule_of(plan) -> Schedule:

@@ -47,7 +47,7 @@ def generate_streams(
     Where a rank holds several stages, a token comes to it several times; of a bidirectional schedule only the first
     copy of every stage is used. `gather` makes logits whole where a rank has only a part of the vocabulary. Raises
     ValueError for more streams than rows. Bytes per rank: B T C numbers for the prompts and each border to another
-    rank, then B C a token; the last rank sends the tokens, 8 B bytes, back.
+    rank, then B C a token; the last rank sends the tokens, 8 B bytes, back, and at the end all of them to every rank.
     """
     if not 1 <= streams <= len(prompts):
         raise ValueError(

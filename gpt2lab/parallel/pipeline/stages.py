@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
 
 from torch import nn
 
@@ -29,13 +30,10 @@ def cut_layers(config: GPT2Config, stages: int) -> tuple[range, ...]:
     """
     embed, block, head = costs(config, config.n_positions)
     ends = [embed * (stage == 0) + head * (stage == stages - 1) for stage in range(stages)]
-    counts, ranges, first = [0] * stages, [], 0
+    counts = [0] * stages
     for _ in range(config.n_layer):  # one block more for the fastest stage, of equals the last
         counts[min(range(stages), key=lambda s: (ends[s] + counts[s] * block, -s))] += 1
-    for count in counts:
-        ranges.append(range(first, first + count))
-        first += count
-    return tuple(ranges)
+    return tuple(range(*ends) for ends in pairwise(accumulate(counts, initial=0)))
 
 
 @dataclass(frozen=True)

@@ -89,10 +89,6 @@ class Embedding:
             self.leaving.popleft().wait()
         self.leaving.append(comm.isend(value, self.ends, end))
 
-    def receive(self, end: int) -> torch.Tensor:
-        """The tensor that another end sent."""
-        return comm.irecv(self.weight, self.ends, end).wait()
-
     def push(self) -> None:
         """The first stage has made a version: send it."""
         if self.ends is not None and self.ends.rank == 0:
@@ -102,7 +98,7 @@ class Embedding:
     def pull(self, version: int) -> None:
         """The last stage is about to read a version: receive up to it."""
         while self.ends is not None and self.ends.rank in self.last and self.version < version:
-            self.weight.data.copy_(self.receive(0))
+            self.weight.data.copy_(comm.recv(self.weight.data, self.ends, 0))
             self.version += 1
 
     def give(self, grad: torch.Tensor, micro: int) -> None:
@@ -111,7 +107,7 @@ class Embedding:
 
     def take(self, micro: int) -> torch.Tensor:
         """The gradient of a micro-batch, from the rank where it left."""
-        return self.receive(self.last[micro % len(self.last)])
+        return comm.recv(self.weight.data, self.ends, self.last[micro % len(self.last)])
 
     def finish(self) -> None:
         """Wait until every message was sent."""

@@ -118,6 +118,12 @@ class Zero2(Zero1):
             for i, p in enumerate(f.parameters):
                 on_gradient(p, self._arrived, part, i)
 
+    def begin(self) -> None:
+        """Forget gradients that were collected, or summed already."""
+        self._receive()
+        for f in self.flats:
+            f.grad, f.whole_grad, f.missing = None, None, set()
+
     def _arrived(self, part: int, i: int, p: torch.Tensor) -> None:
         """Move a finished gradient into its part's flat one; send that when it is complete."""
         f = self.flats[part]
