@@ -201,7 +201,7 @@ OVER = {
     "sharding": 3_148,
     "planner": 5_903,
     "classroom": 2_311,
-    "core": 12_186,
+    "core": 12_174,
     "the package": 48_962,
 }  # too large today: these may only shrink
 
