@@ -10,8 +10,9 @@ import sys
 import pytest
 
 from gpt2lab import cli, model
+from gpt2lab.commands import report
 from gpt2lab.model import GPT2Config
-from gpt2lab.run import read_log
+from gpt2lab.run import Options, read_log
 from gpt2lab.storage import checkpoint
 
 STEPS = ["--steps", "4", "--save", "2", "--batch", "2", "--sequence", "8", "--sample", "0", "--no-fast"]
@@ -56,12 +57,22 @@ def test_from_an_older_checkpoint_a_run_goes_on_in_a_folder_of_its_own(run, caps
     assert f"validation loss {read_log(new)[-1]['val']:.3f}" in said
 
 
-def test_the_newest_checkpoint_goes_on_in_its_run_by_whatever_name(run):
+def test_the_newest_checkpoint_goes_on_in_its_run_by_whatever_name(run, monkeypatch):
     (run.parent / "last").symlink_to(run / checkpoint.name(4))
-    (run.parent / "options.json").write_text((run / "options.json").read_text())
-    for place in (run / checkpoint.name(4), run.parent / "last"):
-        assert resumed(place, "--steps", "5") == 0
-    assert steps_of(run)[-1] == 5 and (run.parent / checkpoint.name(5)).is_dir()
+    assert resumed(run.parent / "last", "--steps", "5") == 0 and steps_of(run)[-1] == 5
+    monkeypatch.chdir(run / checkpoint.name(5))
+    assert resumed(".", "--steps", "6") == 0 and steps_of(run)[-1] == 6
+    assert {run, run.parent / "last"} == set(run.parent.iterdir())
+
+
+def test_who_is_stopped_at_once_is_told_what_the_folder_holds(run, capsys):
+    """It said "the fresh model" of a folder that holds a trained one."""
+    (run / "log.jsonl").unlink()
+    report.finish(Options(), run, ["SIGINT"], [])
+    assert (
+        capsys.readouterr().out
+        == f"Stopped by SIGINT before the first step: {run} holds what it began with.\n"
+    )
 
 
 def test_a_run_goes_on_with_the_options_with_which_it_was_trained_last(run, capsys):

@@ -58,7 +58,7 @@ def finish(options: Options, folder: Path, interrupted: list[str], trained: list
 
     by = "".join(f" by {name}" for name in interrupted[:1])
     if not (folder / "log.jsonl").exists():
-        print(f"Stopped{by} before the first step: {folder} holds the fresh model.")
+        print(f"Stopped{by} before the first step: {folder} holds what it began with.")
         return
     log = read_log(folder)
     style.save_figure(curves.loss_curve(log), folder / "loss.png")

@@ -139,7 +139,7 @@ def _source(args) -> Path | None:
     if args.resume is None:
         return None
     place = Path(args.resume) if args.resume != "newest" else folders.newest(Path(args.out))
-    found = [place] if checkpoint.is_one(place) else checkpoint.all_in(place)
+    found = [place.resolve()] if checkpoint.is_one(place) else checkpoint.all_in(place)
     if not found:
         raise ValueError(f"{place} has no checkpoint to resume. Start again: gpt2lab train.")
     if (found[-1].parent / "log.jsonl").exists():
