@@ -259,7 +259,10 @@ def test_memory_that_is_not_there_is_told_in_one_sentence():
     assert cli.in_words(RuntimeError("a bug of ours")) is None
 
 
-@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"])
+NUMBERS = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
 def test_a_variable_of_a_launcher_that_is_no_number_is_named(name, monkeypatch):
     right = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
     for key, value in (right | {name: "x"}).items():
@@ -295,6 +298,20 @@ def test_a_wrong_address_is_told_before_the_ranks_meet(name, value, words, monke
     here = launchers.Launched("torchrun", 0, 2, 0, 2)
     with pytest.raises(ValueError, match=words), launchers.process_group(here, timeout=1):
         pass
+
+
+@pytest.mark.parametrize("threads", ["0", "-1"])
+def test_no_threads_at_all_are_one_for_a_launcher_s_rank(threads, monkeypatch):
+    """OpenMP itself takes them for no number; torch raised an error of its own."""
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    monkeypatch.setenv("MASTER_ADDR", "nowhere.invalid")
+    monkeypatch.setenv("MASTER_PORT", "29511")
+    before = torch.get_num_threads()
+    here = launchers.Launched("torchrun", 0, 2, 0, 2)
+    with pytest.raises(ValueError, match="There is no machine"), launchers.process_group(here, timeout=1):
+        pass
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(before)
 
 
 def test_a_deleted_folder_and_a_python_without_torch_are_told(tmp_path):
