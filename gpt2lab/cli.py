@@ -33,16 +33,8 @@ COMMANDS = {
 }
 
 
-TOLD = (
-    "BadCheckpoint",
-    "CannotSave",
-    "FloatingPointError",
-    "ProcessDied",
-    "TimeoutError",
-    "Deadlock",
-    "Mismatch",
-    "OSError",
-)
+TOLD = ("BadCheckpoint", "CannotSave", "FloatingPointError", "OSError")  # of Python and ours, then of a watch
+TOLD += ("ProcessDied", "TimeoutError", "Deadlock", "Mismatch")
 """Failures of a rank whose message is enough: no traceback is shown."""
 WAYS = {
     FileNotFoundError: "Check its name.",
@@ -56,7 +48,6 @@ FULL = {errno.ENOSPC: "Make room, or use another place.", errno.EMFILE: "Allow m
 NO_MEMORY = ("MemoryError", "OutOfMemoryError")
 LACKING = ("not enough memory", "can't allocate memory", "CUDA out of memory")
 SMALLER = "Use a smaller --config, fewer rows or tokens, more micro-batches, or a plan of more ranks."
-MAY_BE_EMPTY = ("--prompt", "--resume")  # the first means something, the second has a sentence of its own
 
 
 def overview() -> str:
@@ -165,7 +156,7 @@ def _one(arguments: list[str]) -> int:
     parser = parser_of(command, f"gpt2lab {name}")
     for before, word in zip(["", *rest], rest, strict=False):
         option = word.removesuffix("=") if word else before
-        if (not word or word.startswith("--") and word.endswith("=")) and option not in MAY_BE_EMPTY:
+        if (not word or word.startswith("--") and word.endswith("=")) and option != "--prompt":
             what = option if option.startswith("--") else "a word"
             parser.error(f"{what} is empty (an unset variable?). Give it a value, or leave it out")
     debug = "--debug" in rest

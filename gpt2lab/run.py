@@ -92,16 +92,10 @@ class Options:
         """The optimizer's settings: `lab`, ours with the options given, or `llmc`, llm.c's."""
         if self.recipe == "llmc":
             return replace(LLMC, seed=self.seed, autocast=self.autocast)
-        return Recipe(
-            self.optimizer,
-            lr=self.lr,
-            warmup=self.warmup,
-            decay_steps=max(self.steps, self.warmup) if self.cosine else None,
-            clip=self.clip or None,
-            weight_decay=self.weight_decay,
-            seed=self.seed,
-            autocast=self.autocast,
-        )
+        names = ("optimizer", "lr", "warmup", "weight_decay", "seed", "autocast")
+        decay = max(self.steps, self.warmup) if self.cosine else None
+        said = {name: getattr(self, name) for name in names}
+        return Recipe(decay_steps=decay, clip=self.clip or None, **said)
 
     def the_config(self) -> GPT2Config:
         """The sizes of the model."""
@@ -291,16 +285,18 @@ def _stopped(folder: Path | None, mesh: Mesh) -> bool:
 
 
 def read_log(folder: str | Path) -> list[dict]:
-    """The entries of a run's log, one a step; after a resume the later entry of a step counts.
+    """The entries of a run's log, one a step; what a resumed run has logged takes the place of all from there on.
 
     Raises ValueError with the line that is no entry.
     """
-    entries, file = {}, Path(folder) / "log.jsonl"
+    entries, file = [], Path(folder) / "log.jsonl"
     for number, line in enumerate(file.read_bytes().splitlines(), 1):
         if line.endswith(b"}"):  # not cut off when its run was killed
             try:
                 entry = json.loads(line)
-                entries[entry["step"]] = entry | {"loss": float(entry["loss"])}
+                while entries and entries[-1]["step"] >= entry["step"]:
+                    entries.pop()
+                entries.append(entry | {"loss": float(entry["loss"])})
             except (ValueError, TypeError, KeyError):
                 raise ValueError(f"{file} is damaged in line {number}. Delete that line.") from None
-    return [entries[step] for step in sorted(entries)]
+    return entries

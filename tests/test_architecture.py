@@ -201,7 +201,7 @@ OVER = {
     "sharding": 3_147,
     "planner": 5_944,
     "classroom": 2_311,
-    "core": 12_185,
+    "core": 12_173,
     "the package": 49_001,
 }  # too large today: these may only shrink
 

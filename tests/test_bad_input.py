@@ -50,14 +50,16 @@ TYPED = {
     "verify --length 0": "Sequences of 0 tokens do not fit into 16 positions. Use 1 to 16.",
     "verify --heads 0": "n_head = 0 makes no GPT-2. Use a whole number of 1 or more.",
     "verify --heads -2": "n_head = -2 makes no GPT-2",
-    "verify --layers -1": "n_layer = -1 makes no GPT-2. Use a whole number of 0 or more.",
+    "verify --layers -1": "'-1' does not fit. Use a whole number from 0 to 100.",
+    "verify --layers 101": "'101' does not fit. Use a whole number from 0 to 100.",
+    "verify --rows 501": "'501' does not fit. Use a whole number from 1 to 500.",
     "verify --dropout 2": "Use 0 <= dropout < 1.",
     "verify --dropout nan": "Use 0 <= dropout < 1.",
     "verify --window -1": "'-1' does not fit. Use a whole number from 0 to 1,000,000,000",
     "verify --window 10": "--window would change nothing: each of 11 tokens sees all before it anyway",
     "bench tensor --ranks 1": "'1' does not fit. Use a whole number from 2 to",
-    "verify --rows 0": "Use at least 1 rows.",
-    "verify --layers 99999999999999999999": "e+23 parameters fit into no machine. Use fewer.",
+    "verify --rows 0": "Use a whole number from 1 to 500.",
+    "verify --layers 99999999999999999999": "Use a whole number from 0 to 100.",
     "train --batch 99999999999999999999": "e+22 tokens in a batch fit into no machine. Use fewer.",
     "train --experts 99999999999999999999": "parameters fit into no machine. Use fewer.",
     "train --plan dp=2 --timeout 0": "--timeout 0.0 is too small. Use 1 or more.",
@@ -267,7 +269,10 @@ def test_memory_that_is_not_there_is_told_in_one_sentence():
     assert cli.in_words(RuntimeError("a bug of ours")) is None
 
 
-@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT"])
+NUMBERS = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"]
+
+
+@pytest.mark.parametrize("name", NUMBERS)
 def test_a_variable_of_a_launcher_that_is_no_number_is_named(name, monkeypatch):
     right = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
     for key, value in (right | {name: "x"}).items():
@@ -303,6 +308,20 @@ def test_a_wrong_address_is_told_before_the_ranks_meet(name, value, words, monke
     here = launchers.Launched("torchrun", 0, 2, 0, 2)
     with pytest.raises(ValueError, match=words), launchers.process_group(here, timeout=1):
         pass
+
+
+@pytest.mark.parametrize("threads", ["0", "-1"])
+def test_no_threads_at_all_are_one_for_a_launcher_s_rank(threads, monkeypatch):
+    """OpenMP itself takes them for no number; torch raised an error of its own."""
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    monkeypatch.setenv("MASTER_ADDR", "nowhere.invalid")
+    monkeypatch.setenv("MASTER_PORT", "29511")
+    before = torch.get_num_threads()
+    here = launchers.Launched("torchrun", 0, 2, 0, 2)
+    with pytest.raises(ValueError, match="There is no machine"), launchers.process_group(here, timeout=1):
+        pass
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(before)
 
 
 def test_a_deleted_folder_and_a_python_without_torch_are_told(tmp_path):

@@ -583,7 +583,9 @@ def test_a_run_goes_on_with_the_checkpoint_that_is_named(tiny, tmp_path):
     (newest / "config.json").write_text("{}")
     assert main(["train", "--resume", str(run)]) == 2  # damaged
     assert main(["train", "--resume", str(older)]) == 0
-    assert checkpoint.read_state(newest)["step"] == 2
+    (beside,) = set(tmp_path.iterdir()) - {run}
+    assert [checkpoint.read_state(found)["step"] for found in checkpoint.all_in(beside)] == [2]
+    assert checkpoint.all_in(run) == [older, newest] and (newest / "config.json").read_text() == "{}"
 
 
 @pytest.mark.parametrize("name", ["rank1.safetensors", "rank2.safetensors"])

@@ -11,6 +11,7 @@ from gpt2lab import RankFailed, cli, launch
 from gpt2lab.commands import folders, train
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.run import Options
 
 SAID = """
     trian                                there is no command 'trian'. Did you mean train?
@@ -137,6 +138,7 @@ def test_plans_lists_those_of_so_many_ranks(capsys):
         cli.main(["plans", "--list", "--verify"])
 
 
-def test_runs_that_begin_in_the_same_second_get_folders_of_their_own(tmp_path):
-    made = [folders._made(tmp_path / "runs", "20260101-000000").name for _ in range(3)]
+def test_runs_that_begin_in_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders.time, "strftime", lambda _: "20260101-000000")
+    made = [folders.new(Options(), tmp_path / "runs").name for _ in range(3)]
     assert made == ["20260101-000000", "20260101-000000-1", "20260101-000000-2"] == sorted(made)

@@ -20,7 +20,7 @@ from gpt2lab.compositions import TESTED, WITHOUT_FLUSH, used
 from gpt2lab.plan import Plan
 from gpt2lab.run import Options
 from gpt2lab.schedules import registry
-from gpt2lab.storage import checkpoint, huggingface
+from gpt2lab.storage import checkpoint, huggingface, reading
 
 
 def said(capsys, *words) -> str:
@@ -93,7 +93,6 @@ def test_a_run_s_newest_and_best_checkpoint_are_chosen(tmp_path, monkeypatch):
     assert export.chosen(tmp_path / "b", True).name.endswith("3")
     args = SimpleNamespace(out=None, resume=str(tmp_path / "b"))
     assert train._source(args).name.endswith("4")
-    assert generate_command.model_folder(str(tmp_path / "b")).endswith("4")
 
 
 def test_a_run_says_how_it_goes(capsys, tmp_path):
@@ -180,11 +179,13 @@ def test_a_rank_that_runs_a_lesson_s_answer_loads_no_pictures():
 
 def test_the_last_validation_is_the_one_that_is_told(capsys, tmp_path):
     (tmp_path / checkpoint.name(2)).mkdir()
-    (tmp_path / checkpoint.name(2) / "state.json").write_text("{}")
+    state = {"step": 2, "plan": "serial", "optimizer": "adamw"}
+    state["sha256"] = {"config.json": "", "rank0.safetensors": ""}
+    (tmp_path / checkpoint.name(2) / "state.json").write_text(reading.text(state))
     step = {"loss": 3.0, "norm": 1.0, "lr": 0.1, "seconds": 1.0, "tokens_per_s": 1.0, "mfu": 0.1}
     entries = [step | {"step": n, "val": 4.0 - n} for n in (1, 2)]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(e) + "\n" for e in entries))
-    report.finish(Options(sample=0), tmp_path, interrupted=["SIGTERM"])
+    report.finish(Options(sample=0), tmp_path, interrupted=["SIGTERM"], trained=entries)
     told = capsys.readouterr().out
     assert f"loss of steps 1 to 2 (measured)\n{report.curve([3.0, 3.0])}\n" in told
     assert "Stopped by SIGTERM: saved step 2." in told and "validation loss 2.000" in told

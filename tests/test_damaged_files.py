@@ -199,7 +199,10 @@ def test_a_pipe_that_nobody_writes_or_reads_is_waited_for_by_no_command(line, he
     assert said.endswith(("Use another file.\n", "Use another name.\n"))
 
 
-@pytest.mark.parametrize(("words", "status"), [(["schedule"], 0), (["schedule", "nothing"], 2), ([], 0)])
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [(["schedule"], 0), (["schedule", "nothing"], 2), ([], 0), (["schedule", "--help"], 0)],
+)
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", "> /dev/full"])
 def test_a_closed_stream_is_no_error_and_a_full_one_is_told(closed, words, status):
     found = subprocess.run(

@@ -268,10 +268,10 @@ def test_accumulate_makes_so_many_micro_batches(nano):
 
 
 def test_the_later_entry_of_a_step_counts(tmp_path):
-    (tmp_path / "log.jsonl").write_text(
-        '{"step": 1, "loss": 5}\n{"step": 2, "loss": 4}\n{"step": 1, "loss": 3}\n'
-    )
-    assert [(e["step"], e["loss"]) for e in read_log(tmp_path)] == [(1, 3), (2, 4)]
+    """And none of a later step from before the resume."""
+    logged = [(1, 5), (2, 4), (3, 9), (2, 3)]
+    (tmp_path / "log.jsonl").write_text("".join(f'{{"step": {n}, "loss": {x}}}\n' for n, x in logged))
+    assert [(e["step"], e["loss"]) for e in read_log(tmp_path)] == [(1, 5), (2, 3)]
 
 
 # ---- checkpoints

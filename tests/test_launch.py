@@ -289,6 +289,19 @@ def test_a_rank_that_tries_an_answer_imports_nothing_more_and_nothing_that_draws
     assert done.stdout == f"{[(checkers, [], False)] * 2}\n", done.stderr
 
 
+def test_a_system_that_allows_no_more_processes_is_told(monkeypatch):
+    """As under `ulimit -u 3`, which does not bind root: the process server dies of it, and its answer never comes."""
+
+    def refused(_):
+        raise EOFError("unexpected EOF")
+
+    monkeypatch.setattr(multiprocessing.context.ForkServerProcess, "_Popen", staticmethod(refused))
+    with pytest.raises(
+        OSError, match="No more processes are allowed for ranks. Allow them: ulimit -u 4096.$"
+    ):
+        launch(lambda rank, world_size: rank, ranks=2)
+
+
 def test_wrong_arguments_are_refused_before_any_process_starts(monkeypatch):
     monkeypatch.setattr(
         "gpt2lab.processes.pool.Pool.__init__", lambda *_: pytest.fail("a process was started")

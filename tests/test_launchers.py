@@ -15,6 +15,7 @@ import pytest
 import torch
 from slurm import free_ports, slurm
 
+from gpt2lab.commands import folders
 from gpt2lab.machine import checksum
 from gpt2lab.processes import launchers, meeting
 from gpt2lab.run import read_log
@@ -76,6 +77,7 @@ def test_a_batch_script_of_slurm_is_no_rank_and_a_step_that_srun_starts_is(monke
 LOSES_THE_OTHER = """
 import os, sys, time, torch
 from pathlib import Path
+from gpt2lab.commands import folders
 from gpt2lab.machine import checksum
 from gpt2lab.processes import launchers, meeting
 from gpt2lab.ranks import comm
@@ -119,6 +121,29 @@ def test_a_rank_that_loses_the_others_says_in_which_call_and_whom(how, tmp_path)
     assert SAID[how] in last
 
 
+@pytest.mark.parametrize("why", ["is damaged: it is not the text", "Another process is training in"])
+def test_what_a_launcher_s_ranks_cannot_do_as_typed_ends_with_2_on_each(why, tmp_path):
+    """A folder that another process trains in, which only rank 0 notices; a damaged checkpoint."""
+    folder = tmp_path / "run" / checkpoint.name(1)
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text("{")
+    (folder.parent / "options.json").write_text('{"plan": "dp=2", "batch": 2, "sequence": 8}')
+    job, command = {"WORLD_SIZE": "2", **meeting_place()}, [sys.executable, "-m", "gpt2lab", "train"]
+    with folders.occupied(folder.parent if why.startswith("Another") else None):
+        ranks = [
+            subprocess.Popen(
+                [*command, "--resume", folder],
+                env=ENV | job | {"RANK": rank, "LOCAL_RANK": rank},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in "01"
+        ]
+        said = [rank.communicate(timeout=200)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [2, 2], said
+    assert why in said[0] and "Traceback" not in said[0] + said[1]
+
+
 @pytest.mark.parametrize(
     ("ranks", "words"), [([3], "rank 3"), ([1, 2], "ranks 1 to 2"), ([0, 4, 5, 6, 9], "ranks 0, 4 to 6, 9")]
 )
@@ -150,6 +175,7 @@ def test_what_all_machines_must_share_sees_a_changed_file(tmp_path, monkeypatch)
 
 MEETS_AND_DIES = """
 import os, torch
+from gpt2lab.commands import folders
 from gpt2lab.machine import checksum
 from gpt2lab.processes import launchers, meeting
 from gpt2lab.ranks import comm

@@ -19,7 +19,6 @@ from gpt2lab.commands import (
     data,
     export,
     folders,
-    generate,
     grade,
     handout,
     plan,
@@ -55,7 +54,7 @@ COMMANDS = {
     "cluster": ([], [], {"--machines": "3x1", "--wire": "1gbit,2ms", "command": "verify"}),
     "generate": (
         ["--model", "a", "--prompt", "one"],
-        [(generate, "model_folder", "a"), (huggingface, "load", "model"), (continued, "generate", [[1]])],
+        [(export, "chosen", Path("a")), (huggingface, "load", "model"), (continued, "generate", [[1]])],
         {
             "--model": "b", "--prompt": "two", "--tokens": "3", "--temperature": "0.5", "--top-k": "3",
             "--top-p": "0.5", "--seed": "3", "--slide": None, "--no-cache": None,

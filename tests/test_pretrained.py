@@ -11,7 +11,7 @@ from test_model import as_ours, random_weights, their_model
 from transformers import GPT2LMHeadModel
 
 from gpt2lab.cli import main
-from gpt2lab.commands import generate as command
+from gpt2lab.commands import export
 from gpt2lab.corpus import downloads
 from gpt2lab.model import GPT2, PRESETS, GPT2Config
 from gpt2lab.plan import Plan, build
@@ -172,6 +172,6 @@ def test_generate_command_goes_on_from_the_newest_checkpoint_of_a_run(tmp_path, 
     assert main(["generate", "--model", run, *given]) == 0
     out = capsys.readouterr().out
     assert out.startswith("To be") and "10 tokens in" in out and run in out
-    assert command.model_folder(run) == str(tmp_path / "run" / "checkpoint-0000002")
+    assert export.chosen(tmp_path / "run") == tmp_path / "run" / "checkpoint-0000002"
     assert main(["generate", "--model", run, *given, "--tokens", "99"]) == 2
     assert "the model's context is 32" in capsys.readouterr().err

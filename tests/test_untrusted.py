@@ -392,7 +392,7 @@ def test_the_command_imports_nothing_from_the_current_folder(started, tmp_path):
     What `python -m` itself imports (runpy, and reprlib for it) it takes from that folder before any line of ours runs.
     """
     pythons_own = ["reprlib"] if started == "command" else []
-    for name in ("torch", "json", "tqdm", "numpy", "argparse", *pythons_own):
+    for name in ("torch", "json", "tqdm", "numpy", "argparse", "signal", "enum", "random", *pythons_own):
         (tmp_path / f"{name}.py").write_text(
             f"open('effect-of-{name}', 'w')\nraise SystemExit('ran {name}')\n"
         )

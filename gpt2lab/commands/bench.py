@@ -29,7 +29,7 @@ OPTIONS = {
 EPILOG = "\n".join(["benchmarks:", *(f"  {name:12}{race.about}" for name, race in races.RACES.items())])
 
 
-def run(args) -> int:
+def run(args) -> int | None:
     """Compare two files, run all, or hand over to the benchmark."""
     idle = {"all": "--compare runs none"} if args.compare else {"every": "it is for --compare"}
     if args.compare or not args.all:
@@ -42,8 +42,7 @@ def run(args) -> int:
     if args.compare:
         from ..benchmarks import everything
 
-        print(everything.comparison(*map(everything.read_report, args.compare), every=args.every))
-        return 0
+        return print(everything.comparison(*map(everything.read_report, args.compare), every=args.every))
     if args.all:
         return run_all(args)
     known = sorted(races.RACES)
@@ -54,7 +53,6 @@ def run(args) -> int:
             f"there is no benchmark {args.name!r}. {did_you_mean(args.name, known, choose(known))}"
         )
     races.run(args.name, races.arguments(args.name, args.options))
-    return 0
 
 
 def run_all(args) -> int:

@@ -49,7 +49,8 @@ def run(args) -> int:
     namespaces.check()
     for number, machine in enumerate(machines):
         print(f"machine {number}: torchrun {shlex.join(machine.command[3:])}", flush=True)
-    with _saved_at_a_signal(source, Path(said.out)), namespaces.running(machines, wire) as process:
+    out = source.parent.parent if source else Path(said.out)
+    with _saved_at_a_signal(source, out), namespaces.running(machines, wire) as process:
         return process.wait()
 
 
@@ -59,7 +60,7 @@ def _saved_at_a_signal(source: Path | None, out: Path):
     before, asked = set(out.glob("*")), []
 
     def ask(number, _):
-        runs = {source.parent} if source else set(out.glob("*")) - before
+        runs = set(out.glob("*")) - before or ({source.parent} if source else set())
         if asked or not runs:
             raise KeyboardInterrupt
         asked.append(number)

@@ -32,7 +32,7 @@ def run(args) -> None:
     print(f"Let it write: gpt2lab generate --model {args.out}")
 
 
-def chosen(run: Path, best: bool) -> Path:
+def chosen(run: Path, best: bool = False) -> Path:
     """The newest or the best checkpoint of a run; a checkpoint's own folder as it is."""
     found = checkpoint.all_in(run)
     if best and checkpoint.is_one(run):

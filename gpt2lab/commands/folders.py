@@ -1,8 +1,9 @@
 """Where runs are kept: a new folder for each, and how to find one again."""
 
 import json
+import os
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from itertools import count
 from pathlib import Path
@@ -27,26 +28,62 @@ def newest(out: Path, more: str = "") -> Path:
     return max(runs)
 
 
-def begun(here, options: "Options", out: str) -> Path | None:
-    """The folder that this job made, with the same options, before its launcher started it again."""
-    mine = here.job, json.dumps(asdict(options), indent=2) + "\n"
-    said = lambda job: (job.read_text(), (job.parent / "options.json").read_text())
-    found = [job for job in Path(out).glob("*/job") if here.restarts and said(job) == mine]
-    return max(found).parent if found and here.job else None
+def folder_for(source: Path | None, options: "Options", out: str, here=None) -> Path | None:
+    """Where a run writes: in a new folder, in that of its newest checkpoint, in the one that its job has begun.
 
+    An older checkpoint goes on in a new one, a benchmark in none. `here` is the rank that a launcher started.
+    """
+    from ..storage import checkpoint
 
-def new(options: "Options", out: str, job: str = "") -> Path | None:
-    """A folder for this run, with its options and the launcher's name of the job in it; none for a benchmark."""
     if options.bench:
         return None
-    folder = _made(Path(out), time.strftime("%Y%m%d-%H%M%S"))
+    home = Path(source.parent.parent if source else out)
+    job, again = (here.job, here.restarts) if here else ("", 0)
+    mine = job, json.dumps(asdict(options), indent=2) + "\n"
+    said = lambda file: (file.read_text(), (file.parent / "options.json").read_text())
+    begun = [file for file in home.glob("*/job") if job and again and said(file) == mine]
+    if begun:
+        return max(begun).parent
+    newest = checkpoint.all_in(source.parent)[-1:] if source else []
+    if source and (again or not newest or source.samefile(newest[0])):
+        return source.parent
+    folder = new(options, home, job)
+    if source:
+        print(f"{source.parent} has newer checkpoints than {source.name}, so this run goes on in {folder}")
+    return folder
+
+
+@contextmanager
+def occupied(folder: Path | None):
+    """Keep other processes from training in a run's folder, until this one leaves or dies. Raises ValueError."""
+    with open(folder / "job" if folder else os.devnull, "ab") as file:
+        try:
+            from fcntl import LOCK_EX, LOCK_NB, flock
+
+            flock(file, LOCK_EX | LOCK_NB if folder else 0)
+        except BlockingIOError:
+            said = f"Another process is training in {folder}. Wait for its end, or start a run of your own."
+            raise ValueError(said) from None
+        except (ImportError, OSError):
+            pass  # Windows, or a disk without locks
+        yield
+
+
+def new(options: "Options", out: str | Path, job: str = "") -> Path:
+    """A folder for this run, with its options and the launcher's name of the job in it."""
+    Path(out).mkdir(parents=True, exist_ok=True)  # fails, with its name, where it is a file
+    name = time.strftime("%Y%m%d-%H%M%S")
+    for number in count():  # where another run has begun in the same second
+        with suppress(FileExistsError):
+            (folder := Path(out, f"{name}-{number}" if number else name)).mkdir()
+            break
     (folder / "options.json").write_text(json.dumps(asdict(options), indent=2) + "\n")
     (folder / "job").write_text(job)
     return folder
 
 
 def options_of(source: Path) -> "Options":
-    """The options that the run of a checkpoint was started with.
+    """The options with which a checkpoint was trained, or its run was started.
 
     Raises ValueError, with the file's name, where they cannot be read or are not those that the checkpoint has seen.
     """
@@ -55,11 +92,11 @@ def options_of(source: Path) -> "Options":
     from ..storage.reading import digest, look
 
     file, known = source.parent / "options.json", {f.name: f.type for f in fields(Options)}
-    sealed = look(source, check_files=False)[0].get("options_sha256")
+    state = look(source, check_files=False)[0]
     try:
-        if sealed and digest(file) != sealed:
+        if digest(file) != state.get("options_sha256", digest(file)):
             raise ValueError(f"its sha256 is not the one in {source / 'state.json'}")
-        said = json.loads(file.read_text())
+        said = state.get("options") or json.loads(file.read_text())  # those of the last resume
         if not isinstance(said, dict):
             raise ValueError(f"it holds a {type(said).__name__} in place of options")
         for name, value in said.items():
@@ -72,13 +109,3 @@ def options_of(source: Path) -> "Options":
     except ValueError as error:
         raise ValueError(f"{file} is damaged: {error}. Start a new run, or mend the file by hand.") from None
     return Options(**said)
-
-
-def _made(out: Path, name: str) -> Path:
-    """A new folder of this name, or name-1, name-2 ... where another run has begun in the same second."""
-    out.mkdir(parents=True, exist_ok=True)  # fails, with its name, where it is a file or a link to nothing
-    for number in count():
-        folder = out / (f"{name}-{number}" if number else name)
-        with suppress(FileExistsError):
-            folder.mkdir()
-            return folder

@@ -41,8 +41,9 @@ def run(args) -> None:
     from ..corpus.tokenizer import encoding
     from ..generate import END_OF_TEXT, generate
     from ..storage import huggingface
+    from .export import chosen
 
-    model, words = huggingface.load(model_folder(source)), encoding()
+    model, words = huggingface.load(chosen(Path(source))), encoding()
     prompts = [words.encode(text, allowed_special="all") or [END_OF_TEXT] for text in args.prompt or [""]]
     how = {name: getattr(args, name) for name in ("slide", "temperature", "top_k", "top_p", "seed")}
     start = time.perf_counter()
@@ -53,10 +54,3 @@ def run(args) -> None:
         print("-" * 40)
     new = sum(len(text) - len(prompt) for text, prompt in zip(texts, prompts, strict=True))
     print(f"{new} tokens in {seconds:.1f} s: {new / seconds:.0f} tokens/s ({source}, measured)")
-
-
-def model_folder(source: str) -> str:
-    """The newest checkpoint, where `source` is a run's folder; anything else as it is."""
-    from ..storage import checkpoint
-
-    return str((checkpoint.all_in(source) or [source])[-1])

@@ -38,8 +38,6 @@ MORE = (
 )
 LAYERS_RUN = 100  # in a dry run at most: each takes about 0.1 s; of more the formulas tell in seconds
 OF_EXPERTS = ("experts", "top_k", "router", "capacity")
-
-
 OPTIONS = {
     "plan": Setting("such as dp=2,zero=3; may be given several times", again=True),
     "optimizer": Setting("which optimizer", default="adamw", choices=list(MOMENTS)),

@@ -51,7 +51,7 @@ OPTIONS = of_model() | {
 }
 
 
-def run(args) -> int:
+def run(args) -> None:
     """Print the plan, its reasons, and the plans that none beats in both time and memory."""
     from ..benchmarks.calibration import here
 
@@ -81,7 +81,8 @@ def run(args) -> int:
         print(json.dumps(said, indent=1))
     else:
         print(answer(choice, args, cluster, config))
-    return _trained_here(choice, config, goal) if args.run else 0
+    if args.run:
+        _trained_here(choice, config, goal)
 
 
 def wired(cluster: Cluster, cards: int | None, between: float | None) -> Cluster:
@@ -170,7 +171,7 @@ def as_json(choice) -> dict:
     return {"best": best, "reasons": choice.reasons, "front": front, "rejected": choice.rejected}
 
 
-def _trained_here(choice, config, goal: Goal) -> int:
+def _trained_here(choice, config, goal: Goal) -> None:
     """Three steps of the plan on live ranks: seconds and bytes beside the prediction."""
     from ..benchmarks.plans import measure
 
@@ -178,4 +179,3 @@ def _trained_here(choice, config, goal: Goal) -> int:
     p = choice.prediction
     print(f"\nhere (measured): {in_seconds(seconds)} a step, predicted {in_seconds(p.seconds)};")
     print(f"fullest rank {in_bytes(most)}, predicted {in_bytes(p.memory)}")
-    return 0

@@ -52,13 +52,13 @@ def _shown(text: str) -> bool:
     return bool(text)
 
 
-def finish(options: Options, folder: Path, interrupted: list[str]) -> None:
-    """The loss curve, the final lines, and a text by the trained model, if no signal is named that ended the run."""
+def finish(options: Options, folder: Path, interrupted: list[str], trained: list[dict]) -> None:
+    """The loss curve, the final lines, and a text by the model, unless a signal ended the run that has `trained` so."""
     from ..plots import curves, style
 
     by = "".join(f" by {name}" for name in interrupted[:1])
     if not (folder / "log.jsonl").exists():
-        print(f"Stopped{by} before the first step: {folder} holds the fresh model.")
+        print(f"Stopped{by} before the first step: {folder} holds what it began with.")
         return
     log = read_log(folder)
     style.save_figure(curves.loss_curve(log), folder / "loss.png")
@@ -66,8 +66,10 @@ def finish(options: Options, folder: Path, interrupted: list[str]) -> None:
         print(f"loss of steps {log[0]['step']} to {log[-1]['step']} (measured)\n{drawn}")
     newest = checkpoint.all_in(folder)[-1]
     if interrupted:
-        step, way = log[-1]["step"], f"gpt2lab train --resume {folder}"
+        step, way = checkpoint.look(newest, check_files=False)[0]["step"], f"gpt2lab train --resume {folder}"
         print(f"Stopped{by}: saved step {step}. Continue with: {way}")
+    elif not trained:
+        print(f"All {options.steps} steps were trained before. For more of them: --steps {2 * options.steps}")
     vals = [e["val"] for e in log if "val" in e]
     if vals:
         print(f"validation loss {vals[-1]:.3f} (a fresh model has ln 50257 = 10.825)")

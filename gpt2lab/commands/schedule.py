@@ -49,11 +49,10 @@ OPTIONS = {
 }
 
 
-def run(args) -> int:
-    """Print the schedule that the arguments describe; 0 when it is right. Without a name: all names."""
+def run(args) -> None:
+    """Print the schedule that the arguments describe, if it is right. Without a name: all names."""
     if args.name is None:
-        print(all_names())
-        return 0
+        return print(all_names())
     _refuse_without_effect(args)
     if not args.forward + args.input_grad + args.weight_grad:
         raise ValueError(
@@ -67,8 +66,7 @@ def run(args) -> int:
         )
     schedule = check(_load(args), args.buffers)
     if args.csv:
-        print(text.to_csv(schedule), end="")
-        return 0
+        return print(text.to_csv(schedule), end="")
     share = Fraction(schedule.ranks, schedule.depth * schedule.slices)
     cost = Cost(
         args.forward * share,
@@ -81,7 +79,6 @@ def run(args) -> int:
     timeline = simulate(schedule, cost)
     print(text.draw(timeline, args.width))
     print(text.summary(timeline))
-    return 0
 
 
 def all_names() -> str:

@@ -4,7 +4,7 @@
     gpt2lab train --steps 500 --plan dp=2
     gpt2lab train --data my.bin --config mini      (my.bin from: gpt2lab data --text my.txt)
     gpt2lab train --resume                         continue the newest run
-    gpt2lab train --resume runs/<time>/checkpoint-0000100        or with one checkpoint
+    gpt2lab train --resume runs/<time>/checkpoint-0000100    or with one checkpoint (an older one: in a new folder)
 
 A run writes its log, loss curve and checkpoints under runs/<time>/. Ctrl-C or SIGTERM ends it, with a checkpoint.
 Under torchrun --max-restarts 3 it continues from its newest checkpoint by itself when a rank has died.
@@ -13,7 +13,7 @@ Under torchrun --max-restarts 3 it continues from its newest checkpoint by itsel
 import os
 import signal
 import sys
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -35,8 +35,6 @@ from .report import finish, say_sometimes, short
 from .unused import refuse_without_effect
 
 FAILED = "failed"  # file in a run's folder that says why it cannot continue, read when a launcher restarts it
-
-
 AGAIN = "continue a run (default: the newest), or from one of its checkpoints"
 OPTIONS = {f.name: of_field(f) for f in fields(Options)} | {
     "out": Setting("where runs are written (default runs)"),
@@ -45,7 +43,7 @@ OPTIONS = {f.name: of_field(f) for f in fields(Options)} | {
 }
 
 
-def run(args) -> int:
+def run(args) -> int | None:
     """Start or resume a run, show how it goes, and write its curve, sample and checkpoint."""
     source, options = asked_for(args)
     if args.dry_run:
@@ -54,19 +52,23 @@ def run(args) -> int:
         print(plain_command(options, *more))
         for launcher, line in on_machines(options, *more).items():
             print(f"\n{launcher}:\n{line}")
-        return 0
+        return None
     here = launchers.launched()
     if here:
         return _as_one_rank(here, options, source, args)
-    folder = source.parent if source else folders.new(options, args.out)
-    with _stop_on_interrupt(folder) as interrupted, _way_back(folder):
-        _train(options, folder, source)
+    folder = folders.folder_for(source, options, args.out)
+    with folders.occupied(folder), _stop_on_interrupt(folder) as interrupted:
+        try:
+            trained = _train(options, folder, source)
+        except RankFailed as error:
+            if folder and checkpoint.all_in(folder):
+                error.add_note(f"Resume the newest checkpoint: gpt2lab train --resume {folder}")
+            raise
     if folder:
-        finish(options, folder, interrupted)
-    return 0
+        finish(options, folder, interrupted, trained)
 
 
-def _as_one_rank(here, options: Options, source: Path | None, args) -> int:
+def _as_one_rank(here, options: Options, source: Path | None, args) -> int | None:
     """Take part in a job that torchrun, srun or mpirun started; rank 0 prints for all."""
     if here.world_size != options.the_plan().world:
         raise ValueError(
@@ -75,13 +77,18 @@ def _as_one_rank(here, options: Options, source: Path | None, args) -> int:
         )
     device = options.the_device(here.local_size)
     world = Axis("world", tuple(range(here.world_size)), here.rank)
-    folder = source.parent if source else None
-    with launchers.process_group(here, device, options.timeout):
+    folder = wrong = None
+    with launchers.process_group(here, device, options.timeout), ExitStack() as kept:
         if here.rank == 0:
-            folder = folder or folders.begun(here, options, args.out)
-            folder = folder or folders.new(options, args.out, here.job)
-            source = _again(here, folder) or source
-        folder, source = comm.gather_objects((folder, source), world)[0]
+            try:
+                folder = folders.folder_for(source, options, args.out, here)
+                kept.enter_context(folders.occupied(folder))
+                source = _again(here, folder) or source
+            except (OSError, ValueError) as error:
+                wrong = error
+        folder, source, wrong = comm.gather_objects((folder, source, wrong), world)[0]
+        if wrong:
+            raise wrong
         if here.restarts and folder and (folder / FAILED).exists():
             return 1  # the file says why, and it was printed
         place = str(folder.resolve()) if folder else None
@@ -89,15 +96,16 @@ def _as_one_rank(here, options: Options, source: Path | None, args) -> int:
             # Slurm sends SIGTERM to all ranks, 30 s before it kills them; torchrun to those left when one has failed.
             asks = ASKS_TO_END if here.launcher == "srun" else [signal.SIGINT]
             with _stop_on_interrupt(folder, asks, here.rank == 0) as interrupted:
-                start(here.rank, here.world_size, options, place, source, say_sometimes, device)
+                trained = start(here.rank, here.world_size, options, place, source, say_sometimes, device)
         except (FloatingPointError, checkpoint.BadCheckpoint) as error:
             if here.rank == 0:  # the sentence is the same on every rank
-                _give_up(folder, str(error))
+                print(f"gpt2lab train: {error}", file=sys.stderr, flush=True)
+                if folder:  # a restart by the launcher would fail again
+                    (folder / FAILED).write_text(f"{error}\n")
             comm.barrier(world)
-            return 1
+            return 2 if isinstance(error, checkpoint.BadCheckpoint) else 1
     if folder and here.rank == 0:
-        finish(options, folder, interrupted)
-    return 0
+        finish(options, folder, interrupted, trained)
 
 
 def _again(here, folder: Path | None) -> Path | None:
@@ -108,13 +116,6 @@ def _again(here, folder: Path | None) -> Path | None:
         (folder / FAILED).unlink(missing_ok=True)
 
 
-def _give_up(folder: Path | None, why: str) -> None:
-    """Print why the run cannot continue, and write it to a file: a restart by the launcher would fail again."""
-    print(f"gpt2lab train: {why}", file=sys.stderr, flush=True)
-    if folder:
-        (folder / FAILED).write_text(why + "\n")
-
-
 def asked_for(args) -> tuple[Path | None, Options]:
     """The checkpoint to resume, if any, and the options of this call. Raises ValueError where they cannot run."""
     source = _source(args)
@@ -122,22 +123,23 @@ def asked_for(args) -> tuple[Path | None, Options]:
     if options.bench and args.out != "runs" and not source:
         raise ValueError("--out would change nothing: --bench only measures. Leave it out.")
     options.check()
+    done = checkpoint.look(source, check_files=False)[0].get("step", 0) if source else 0
+    if done > options.steps:
+        raise ValueError(
+            f"{source} has {done} steps already, more than --steps {options.steps} in all. Use --steps {done} or more."
+        )
     return source, options
 
 
 def _source(args) -> Path | None:
     """The checkpoint that --resume means: its own folder, or the newest of a run; None without --resume."""
-    if args.out and args.resume not in (None, "", "newest"):
+    if args.out and args.resume not in (None, "newest"):
         raise ValueError("--out would change nothing: --resume names the run. Leave one of them out.")
     args.out = args.out or "runs"
     if args.resume is None:
         return None
-    if not args.resume:
-        raise ValueError(
-            "--resume was given an empty name (an unset variable?). Name a run, or give --resume alone for the newest."
-        )
     place = Path(args.resume) if args.resume != "newest" else folders.newest(Path(args.out))
-    found = [place] if checkpoint.is_one(place) else checkpoint.all_in(place)
+    found = [place.resolve()] if checkpoint.is_one(place) else checkpoint.all_in(place)
     if not found:
         raise ValueError(f"{place} has no checkpoint to resume. Start again: gpt2lab train.")
     if (found[-1].parent / "log.jsonl").exists():
@@ -227,19 +229,8 @@ def _on_rank(rank: int, world_size: int, asks: list[int], options: Options, plac
     return start(rank, world_size, options, place, *more)
 
 
-@contextmanager
-def _way_back(folder: Path | None):
-    """Add to a failed rank's message how to resume the newest checkpoint, if there is one."""
-    try:
-        yield
-    except RankFailed as error:
-        if folder and checkpoint.all_in(folder):
-            error.add_note(f"Resume the newest checkpoint: gpt2lab train --resume {folder}")
-        raise
-
-
-def _train(options: Options, folder: Path | None, source: Path | None) -> None:
-    """Run it here, with a progress bar, or on ranks, with a line now and then."""
+def _train(options: Options, folder: Path | None, source: Path | None) -> list[dict]:
+    """Run it here, with a progress bar, or on ranks, with a line now and then; returns what `start` does."""
     world = options.the_plan().world
     device = options.the_device(world)
     place = str(folder.resolve()) if folder else None
@@ -249,8 +240,7 @@ def _train(options: Options, folder: Path | None, source: Path | None) -> None:
         source = source and source.resolve()
         job = (_on_rank, heeded(), options, place, source, say_sometimes, device)
         backend = "nccl" if device == "cuda" else None
-        launch(*job, ranks=world, echo="live", timeout=options.timeout, backend=backend)
-        return
+        return launch(*job, ranks=world, echo="live", timeout=options.timeout, backend=backend)[0]
     with tqdm(total=options.steps, unit="step", file=sys.stderr, dynamic_ncols=True) as bar:
 
         def tell(entry):
@@ -261,3 +251,4 @@ def _train(options: Options, folder: Path | None, source: Path | None) -> None:
     if options.bench and log:
         seconds = sorted(e["seconds"] for e in log)
         print(f"median step {seconds[len(seconds) // 2] * 1e3:.1f} ms over {len(seconds)} steps (measured)")
+    return log

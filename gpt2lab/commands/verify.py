@@ -23,9 +23,9 @@ from .unused import refuse_without_effect
 
 OPTIONS = {
     "plan": Setting("such as dp=2,tp=2; may be given several times", again=True),
-    "rows": Setting("rows of the batch", int, 7),
+    "rows": Setting("rows of the batch", within(1, 500), 7),
     "length": Setting("tokens of a sequence", int, 11),
-    "layers": Setting("layers", int, CONFIG.n_layer),
+    "layers": Setting("layers; each takes its time", within(0, 100), CONFIG.n_layer),
     "heads": Setting("heads", int, CONFIG.n_head),
     "dropout": Setting("dropout probability", float, 0.0),
     "experts": Setting("of every second layer; 0: dense (default: 8 where the plan says ep, else 0)", int),

@@ -115,6 +115,10 @@ class Parser(argparse.ArgumentParser):
             self.error(f"there is no {name} here. {did_you_mean(name, known)}")
         return found
 
+    def print_help(self, file=None):
+        """Like argparse's, but an output that is full is an error."""
+        print(self.format_help(), end="", file=file)
+
     def error(self, message: str):
         """One sentence and where the options are explained, in place of argparse's list of all options."""
         wrong, known = CHOICES.search(message).groups() if CHOICES.search(message) else ("", "")

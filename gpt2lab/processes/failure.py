@@ -36,8 +36,7 @@ def cell_name(filename: str) -> str:
     """The name that the notebook shows for a cell: `Cell In[3]` where IPython knows the number, else `Cell`."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
-    compiler = getattr(shell, "compile", None)
-    number = getattr(compiler, "_filename_map", {}).get(filename)
+    number = getattr(getattr(shell, "compile", None), "_filename_map", {}).get(filename)
     return "Cell" if number is None else f"Cell In[{number}]"
 
 

@@ -54,16 +54,16 @@ def launched() -> Launched | None:
                 job, restarts = RESTARTS.get(launcher, ("", ""))
                 again = _number(restarts, 0)
                 sizes = os.environ.get(LOCAL_SIZES[launcher], str(world_size))
-                most = max(int(size.split("(")[0]) for size in sizes.split(","))
+                most = max(_number(LOCAL_SIZES[launcher], 0, s.split("(")[0]) for s in sizes.split(","))
                 return Launched(launcher, rank, world_size, local_rank, most, os.environ.get(job, ""), again)
     return None
 
 
-def _number(name: str, default: int | None = None) -> int:
-    """A whole number from the environment. Raises ValueError, with the variable's name, for anything else."""
+def _number(name: str, default: int | None = None, part: str | None = None) -> int:
+    """A whole number from the environment, or `part` of one. Raises ValueError, with its name, for anything else."""
     said = os.environ.get(name, default)
     try:
-        return int(said)
+        return int(part or said)
     except ValueError:
         raise ValueError(f"{name}={said} is no whole number. Set it to one, or unset it.") from None
 
@@ -89,7 +89,7 @@ def process_group(here: Launched, device: str = "cpu", timeout: float = 300.0):
             f"first machine's address as MASTER_ADDR and a free port as MASTER_PORT."
         )
     backend, gpu = (WITH_GPUS, gpus.take_gpu(here.local_rank)) if device == "cuda" else ("gloo", None)
-    torch.set_num_threads(_number("OMP_NUM_THREADS", 1))
+    torch.set_num_threads(max(1, _number("OMP_NUM_THREADS", 1)))  # 0 of them, to OpenMP, is no number
     address = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
     if not 0 < address[1] < 2**16:
         raise ValueError(f"MASTER_PORT={address[1]} is no port. Use 1 to 65535.")

@@ -27,7 +27,6 @@ RESERVE = 1 << 16  # bytes that ranks will write into the private folder later: 
 WAITS = re.compile(  # where the innermost line of a rank is that waits in a call
     r"(transport/\w+|ranks/(call|paced|collectives)|threading|torch/distributed/\w+)\.py"
 )
-FULL = (errno.ENOSPC, errno.EDQUOT)
 if hasattr(os, "register_at_fork"):  # a fork has no ranks; multiprocessing would end them when it ends
     os.register_at_fork(after_in_child=lambda: multiprocessing.process._children.clear())
 
@@ -123,7 +122,7 @@ class Pool:
         own = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # it ends by itself
         arguments = (rank, ranks, str(self.folder), backend, timeout, theirs, output, own)
         process = context.Process(target=rank_main, args=arguments, name=f"rank {rank}", daemon=True)
-        with theirs, output:
+        with theirs, output, _room(self.folder):
             process.start()
         return Member(rank, process, ours, reading)
 
@@ -250,11 +249,13 @@ def _interrupts_later():
 
 @contextlib.contextmanager
 def _room(folder: Path):
-    """Turn the error of a full disk into one sentence that says what to do."""
+    """Turn the error of a full disk, or of a process server that may not fork, into one sentence with the way out."""
     try:
         yield
+    except EOFError:
+        raise OSError("No more processes are allowed for ranks. Allow them: ulimit -u 4096.") from None
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise OSError(
             f"{folder.parent} is full: the ranks share files there. Free some space, or set TMPDIR to another folder."

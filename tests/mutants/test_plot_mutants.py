@@ -140,7 +140,6 @@ COMMANDS = {
     "--best is forgotten":
         (export.chosen, "checkpoint.best(run) if best else found[-1]", "found[-1]", CHOSEN),
     "the oldest checkpoint is resumed": (train._source, "return found[-1]", "return found[0]", CHOSEN),
-    "the oldest checkpoint writes": (generate.model_folder, "[-1])", "[0])", CHOSEN),
     "validations are not told": (report.say_sometimes, ' or "val" in entry', "", GOES),
     "every step is told": (report.say_sometimes, "% 10 == 0", "% 1 == 0", GOES),
     "the first validation is told":
