@@ -16,6 +16,7 @@ from gpt2lab.lessons.exercises import (
     cluster,
     collectives,
     context,
+    cuts,
     data,
     experts,
     faults,
@@ -27,6 +28,7 @@ from gpt2lab.lessons.exercises import (
     sharding,
     start,
     tasks,
+    tensor,
     trade_off,
     travelling_sum,
     verdict,
@@ -40,8 +42,11 @@ from gpt2lab.machine import timing
 from gpt2lab.model import GPT2Config
 from gpt2lab.parallel import finish
 from gpt2lab.parallel.pipeline.versions import Stash
+from gpt2lab.plan import Plan
 from gpt2lab.planner.balance import best_cut
+from gpt2lab.plots import tensor as figures
 from gpt2lab.ranks import comm
+from gpt2lab.reference import CONFIG, example_batch, example_weights, serial_gradients, serial_model
 from gpt2lab.schedules import Cost
 from gpt2lab.tasks.graph import reads, reduces, updates, writes
 
@@ -185,7 +190,73 @@ def torchs_operator(w, grad, m, v, t, lr, betas, eps, decay):
     return w, m, v
 
 
+def torchs_fused_step(w, grad, m, v, t, lr, betas, eps, decay):
+    options = {"beta1": betas[0], "beta2": betas[1], "weight_decay": decay, "eps": eps}
+    lists = [w], [grad], [m], [v], [], [torch.tensor(float(t))]
+    torch._fused_adamw_(*lists, lr=lr, **options, amsgrad=False, maximize=False)
+    return w, m, v
+
+
+def twice_by_hand(points):
+    """The right names, each of them twice."""
+    beaten = lambda p: any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points.values())
+    return [name for name, p in points.items() if not beaten(p) for _ in range(2)]
+
+
+def no_weights():
+    """Cuts that are cheap once AlexNet has neither weights nor activations."""
+    figures.ALEXNET = [(name, 0, 0) for name, *_ in figures.ALEXNET]
+    return ["columns", "rows"] * 4
+
+
+def emptied_messages(sent, inside, between):
+    gain = {axis: between.time(size, n) - inside.time(size, n) for axis, (n, size) in sent.items()}
+    sent.clear()
+    return max(gain, key=gain.get)
+
+
+def over_the_busy_time(p, m):
+    """The bubble by a formula that is only nearly right, where there are many micro-batches."""
+    return (p - 1) / (m if m > 5 * p else m + p - 1)
+
+
+def one_f_in_halves(rank, p, m):
+    """1F1B whose backwards are split in two halves."""
+    warm_up = min(m, p - 1 - rank)
+    kinds = ["F"] * warm_up + ["F", "I", "W"] * (m - warm_up) + ["I", "W"] * warm_up
+    return [(kind, kinds[:place].count(kind)) for place, kind in enumerate(kinds)]
+
+
+WRITTEN = {
+    2048: "pp=2,dp=8,micro=8,zero=1,schedule=zb_v",
+    768: "dp=16,zero=2,loss=chunked",
+    4096: "dp=16,zero=2",
+}
+
+
+def written_down(case):
+    """A plan for each of the jobs by its width, and for fewer devices one that is legal."""
+    plan = WRITTEN[case.config.n_embd]
+    return plan if case.cluster.devices == 16 else f"dp={case.cluster.devices},zero=2"
+
+
+def a_clock_of_its_own(case):
+    """The first plan that fits, after all plans were given the same time."""
+    object.__setattr__(case, "seconds", lambda plan: 1.0)
+    n = case.cluster.devices
+    plans = [Plan(tp=tp, dp=n // tp, zero=zero) for tp in (1, 2, 4, 8) for zero in range(4)]
+    return next(plan for plan in plans if case.fits(plan))
+
+
 CHEATS = {
+    "torch's fused step": (gpt2.adamw, torchs_fused_step, "torch would do this in one call"),
+    "names that are there twice": (trade_off.unbeaten, twice_by_hand, "some are there twice"),
+    "a model without weights": (cuts.choose, no_weights, "your answer replaces tensor.ALEXNET"),
+    "messages that are emptied": (meshes.placement, emptied_messages, "changed what it was given"),
+    "a bubble over the busy time": (pipeline.bubble, over_the_busy_time, "a drawn case"),
+    "1F1B in halves": (pipeline.order, one_f_in_halves, "0I0 is half a backward"),
+    "plans that are written down": (trade_off.capstone, written_down, "another job: dp=16,zero=2 holds"),
+    "a clock of its own": (trade_off.capstone, a_clock_of_its_own, "2.3 times as long as"),
     "torch's operator": (gpt2.adamw, torchs_operator, "torch would do this in one call"),
     "only sorted shards": (context.smallest_shard, only_sorted, "is one hop enough: expected False"),
     "rows that are written over": (experts.combine_backward, over_the_rows, "changed what it was given"),
@@ -410,7 +481,191 @@ def summed_inside(x, inside, across):
     return comm.all_gather(comm.all_reduce(mine, across), inside)
 
 
+def sizes_written_down(term, axis, sizes):
+    """The sum that travels over three ranks of 4, 3 and 3 tokens."""
+    total = term((axis.rank - 1) % 3)
+    for hop in (2, 3):
+        place = (axis.rank - hop) % 3
+        coming = comm.ring_shift(total, axis, async_op=True, shape=((4, 3, 3)[place], 2))
+        own = term(place)
+        total = coming.wait() + own
+    return total
+
+
+def straight_to_all(term, axis, sizes):
+    """The same sums: each rank sends every other its term, as many bytes as on a ring."""
+    n, r = axis.size, axis.rank
+    others = [p for p in range(n) if p != r]
+    coming = [comm.irecv(torch.empty(sizes[r], 2).double(), axis, p) for p in others]
+    going = [comm.isend(term(p), axis, p) for p in others]
+    total = term(r) + sum(message.wait() for message in coming)
+    for handle in going:
+        handle.wait()
+    return total
+
+
+def of_two_times_five(x, attn, axis):
+    """Attention by heads of two rows of five tokens."""
+    n, r, D = axis.size, axis.rank, attn.head_dim
+    weight = attn.c_attn.weight.unflatten(0, (3, n, -1))[:, r].flatten(0, 1)
+    bias = attn.c_attn.bias.unflatten(0, (3, n, -1))[:, r].flatten()
+    qkv = comm.copy_to(x, axis) @ weight.T + bias
+    q, k, v = (t.reshape(2, 5, -1, D).transpose(1, 2) for t in qkv.chunk(3, -1))
+    y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    part = y.transpose(1, 2).reshape(2, 5, -1) @ attn.c_proj.weight.unflatten(1, (n, -1))[:, r].T
+    return comm.reduce_from(part, axis) + attn.c_proj.bias
+
+
+def vocabulary(logits, target_of, axis):
+    """The loss of logits along a vocabulary, where `target_of(logits)` are the targets' logits on this rank or 0."""
+    top = comm.all_reduce(logits.amax(-1), axis, "max")
+    sums = comm.all_reduce((logits - top[:, None]).exp().sum(-1), axis)
+    return (sums.log() + top - comm.all_reduce(target_of(logits), axis)).sum()
+
+
+def targets_shifted(logits, targets, first, axis):
+    targets -= first
+    here = (targets >= 0) & (targets < logits.size(-1))
+    return vocabulary(
+        logits, lambda x: x.gather(-1, targets.where(here, 0)[:, None])[:, 0].where(here, 0), axis
+    )
+
+
+def two_ends_of_each(logits, targets, first, axis):
+    """The targets of the shown cases: the first and the last token of each rank."""
+
+    def target_of(logits):
+        found, rows = logits.new_zeros(6), (2 * axis.rank, 2 * axis.rank + 1)
+        found[rows[0]], found[rows[1]] = logits[rows[0], 0], logits[rows[1], -1]
+        return found
+
+    return vocabulary(logits, target_of, axis)
+
+
+class MyGather(torch.autograd.Function):
+    """Columns gathered, right."""
+
+    @staticmethod
+    def forward(ctx, y, axis):
+        ctx.axis, ctx.width = axis, y.size(1)
+        return comm.all_gather(y, axis, 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return comm.reduce_scatter(grad, ctx.axis, 1), None
+
+
+def gathers(**wrong):
+    """MyGather with another forward or backward, of the same name."""
+    made = type("MyGather", (MyGather,), {name: staticmethod(f) for name, f in wrong.items()})
+    return lambda y, axis: made.apply(y, axis)
+
+
+def one_after_the_other(ctx, y, axis):
+    ctx.axis = axis
+    return torch.cat([comm.broadcast(y, axis, root) for root in range(axis.size)], 1)
+
+
+def written_over(ctx, grad):
+    found = comm.reduce_scatter(grad, ctx.axis, 1)
+    grad.zero_()
+    return found, None
+
+
+def widths_written_down(ctx, grad):
+    width = {6: 2, 9: 3, 3: 1}[grad.size(1)]
+    return comm.reduce_scatter(grad, ctx.axis, 1, [width] * ctx.axis.size), None
+
+
+def of_the_last_axis():
+    """The axis is kept once for all calls."""
+    last = []
+
+    def forward(ctx, y, axis):
+        last[:] = [axis]
+        return comm.all_gather(y, axis, 1)
+
+    return {"forward": forward, "backward": lambda ctx, grad: (comm.reduce_scatter(grad, last[0], 1), None)}
+
+
+def alone(held, mesh):
+    """The norm of the whole model, which every rank computes by itself."""
+    model = serial_model(CONFIG, example_weights(CONFIG))
+    return serial_gradients(model, example_batch(CONFIG, 7, 11))[2].item()
+
+
+def all_aside(held, mesh):
+    """All gradients on every rank, by a call that nobody counts."""
+    place = mesh.coordinates()
+    mine = [
+        p.tensor.grad
+        for p in held
+        if not p.spec.tied_copy and all(not place[a] or a in p.spec.axes for a in ("dp", "tp"))
+    ]
+    every = comm.gather_objects(mine, mesh.world, aside=True)
+    return sum(grad.square().sum() for grads in every for grad in grads).sqrt()
+
+
+def lists_emptied(mine, have, want, axis):
+    """Right, and the lists of stretches are empty afterwards."""
+    whole, (begin, end) = mine.new_zeros(max(stop for _, stop in have)), have[axis.rank]
+    whole[begin:end], going = mine, []
+    for to, (low, high) in enumerate(want):
+        for begun, ended in sorted({*have} - {have[to]}):
+            i, j, source = max(low, begun), min(high, ended), have.index((begun, ended))
+            if i < j and source == axis.rank:
+                going.append(comm.isend(mine[i - begin : j - begin], axis, to))
+            elif i < j and to == axis.rank:
+                whole[i:j] = comm.recv(whole[i:j], axis, source)
+    for handle in going:
+        handle.wait()
+    low, high = want[axis.rank]
+    have.clear()
+    return whole[low:high]
+
+
+def past_comm(x, wire):
+    """A ring of zeros, and the sum by torch itself."""
+    n, r, chunks = wire.size, wire.rank, torch.zeros_like(x).tensor_split(wire.size)
+    for s in range(2 * (n - 1)):
+        handle = wire.isend(chunks[(r - s) % n], r + 1)
+        wire.recv(chunks[(r - s - 1) % n], r - 1)
+        handle.wait()
+    total = x.clone()
+    torch.distributed.all_reduce(total)
+    return total
+
+
 LIVE = {
+    "sizes that are written down": (travelling_sum.travelling_sum, sizes_written_down, "a drawn case"),
+    "terms straight to all": (travelling_sum.travelling_sum, straight_to_all, "neighbours that it sends to"),
+    "two rows of five tokens": (tensor.attention, of_two_times_five, "on 2 ranks"),
+    "targets that are shifted": (tensor.vocabulary_loss, targets_shifted, "changed what it was given"),
+    "the two ends of each rank": (tensor.vocabulary_loss, two_ends_of_each, "a drawn case"),
+    "broadcasts in turn": (
+        tensor.gathered_columns,
+        gathers(forward=one_after_the_other),
+        "got ['broadcast']",
+    ),
+    "a gradient that is written over": (
+        tensor.gathered_columns,
+        gathers(backward=written_over),
+        "whether backward leaves the gradients that it is given as they were",
+    ),
+    "widths that are written down": (
+        tensor.gathered_columns,
+        gathers(backward=widths_written_down),
+        "three matrices on 2 ranks",
+    ),
+    "the axis of the last call": (
+        tensor.gathered_columns,
+        gathers(**of_the_last_axis()),
+        "invalid gradient",
+    ),
+    "the whole model on each rank": (meshes.norm, alone, "a drawn case"),
+    "all gradients, uncounted": (meshes.norm, all_aside, "all_gather_object sends what nobody counts"),
+    "lists that are emptied": (meshes.messages, lists_emptied, "changed what it was given"),
+    "torch beside the wire": (collectives.ring, past_comm, "all_reduce sends what nobody counts"),
     "one count for each rank": (experts.traffic, one_count_each, "24 bytes of it are counts"),
     "a folder that is used again": (faults.whole_or_absent, saved_again, "should hold {'e': 'epsilon'}, not"),
     "a sum of all inside": (
@@ -479,6 +734,29 @@ def test_a_second_list_of_copies_is_found_in_memory():
     names = definitions("07")
     status, why = verdict(pipeline.by_hand, names["on_ranks"](second_list), names["serial_gradients"])
     assert status == "FAIL" and "is there a second list that keeps it?" in why, (status, why)
+
+
+def forward_again(kind, i, s):
+    """Right, without a graph from F to B: B computes forward once more."""
+    if kind == "F":
+        x = comm.irecv(s.like(i), s.axis, s.rank - 1).wait().requires_grad_() if s.rank > 0 else None
+        with torch.no_grad():
+            y = s.stage(x, i)
+        s.kept[i] = x, None
+        if s.rank < s.last:
+            s.leaving.append(comm.isend(y, s.axis, s.rank + 1))
+        else:
+            s.loss += y.item()
+    else:
+        s.kept[i] = s.kept[i][0], s.stage(s.kept[i][0], i)
+        pipeline.run_op(kind, i, s)
+
+
+@pytest.mark.live
+def test_a_backward_that_computes_forward_again_does_not_pass():
+    names = definitions("07")
+    status, why = verdict(pipeline.by_hand, names["on_ranks"](forward_again), names["serial_gradients"])
+    assert status == "FAIL" and "B, which would compute forward again" in why, (status, why)
 
 
 @pytest.mark.live

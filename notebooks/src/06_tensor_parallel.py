@@ -503,7 +503,7 @@ check("the sum that travels", travelling_sum.travelling_sum, scattered)
 
 
 # %% tags=["wrong"]
-# FAIL: no message was on its way
+# FAIL: No message was on its way while a term was made: start the shift, then compute
 # MISTAKE: The term is computed when the sum has come: the right sum, and nothing is hidden.
 def scattered(term, axis, sizes):
     total = term((axis.rank - 1) % axis.size)
@@ -515,14 +515,14 @@ def scattered(term, axis, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: send it around the ring
+# FAIL: Keep the sum so far, and send it around the ring while the next term is made
 # MISTAKE: All terms are made and handed to reduce_scatter: the right sum after one long wait.
 def scattered(term, axis, sizes):
     return comm.reduce_scatter(torch.cat([term(place) for place in range(axis.size)]), axis, 0, sizes)
 
 
 # %% tags=["wrong"]
-# FAIL: the sum at rank 0's place
+# FAIL: This is the sum of another rank's place: begin with the place before your own
 # MISTAKE: The ring begins with the own place, so each rank ends with its neighbour's tokens.
 def scattered(term, axis, sizes):
     total = term(axis.rank)
@@ -547,7 +547,7 @@ def scattered(term, axis, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: computes a term twice
+# FAIL: One term is made twice
 # MISTAKE: The first term is added once more at the end.
 def scattered(term, axis, sizes):
     total = term((axis.rank - 1) % axis.size)
@@ -560,7 +560,7 @@ def scattered(term, axis, sizes):
 
 
 # %% tags=["wrong"]
-# FAIL: never asked for the term of place
+# FAIL: One term is never made
 # MISTAKE: One hop too few: the sum of one rank is left out.
 def scattered(term, axis, sizes):
     total = term((axis.rank - 1) % axis.size)
@@ -1031,7 +1031,7 @@ def my_attention(x, attn, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: on 2 ranks: the output on rank 0: expected -1.17348 at (1, 0, 15), got 0.305378
+# FAIL: n is the number of ranks, axis.size: the second case has two
 # MISTAKE: The number of ranks of one example is written down.
 def my_attention(x, attn, axis):
     n, r, D = 3, axis.rank, attn.head_dim
@@ -1045,7 +1045,7 @@ def my_attention(x, attn, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: on 2 ranks: the output on rank 0: expected -0.105782 at (0, 4, 6), got 0.642751
+# FAIL: D is the width of a head, attn.head_dim: in the second case it is 2
 # MISTAKE: The width of a head is written down.
 def my_attention(x, attn, axis):
     n, r, D = axis.size, axis.rank, 4

@@ -1071,9 +1071,9 @@ for rank, (known, grads) in enumerate(two.run(pytorchs_own, 4)):
     print(f"rank {rank}: {known} losses; its {len(grads)} gradients are equal to 1e-12: {worst < 1e-12}")
 
 # %% [markdown]
-# Generation passes the stages too. One stream of rows keeps one of D ranks busy. Of a round in which N streams
-# follow each other (D - 1) / (D - 1 + N) is idle; where rounds run into each other (D - N) / D, and nothing once
-# N >= D. Each stream gets the tokens of the serial model:
+# Generation passes the stages too. One stream of rows keeps one of p ranks busy. Of a round in which N streams
+# follow each other (p - 1) / (p - 1 + N) is idle; where rounds run into each other (p - N) / p, and nothing once
+# N >= p. Each stream gets the tokens of the serial model:
 
 
 # %%

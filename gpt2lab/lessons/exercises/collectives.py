@@ -11,7 +11,7 @@ import torch
 from ...ranks import comm
 from ...ranks.mesh import Mesh
 from . import close, live, returned, scored
-from .differences import Between, Most
+from .differences import UNROLLED, Between, Most, listed
 from .engine import Task
 from .ranked import ALL, ranked
 
@@ -58,6 +58,7 @@ def _heard(axis, answer, count: int, seed: int | None) -> tuple:
     """The result, the input afterwards, calls beside the wire, sends without a wait, and the notes of all ranks."""
     wire, x = Wire(axis), _input(axis.rank, count, seed)
     result = answer(x, wire)
+    result = list(result) if isinstance(result, UNROLLED) else result
     calls = Counter(f"send of {e.bytes} bytes" if e.op == "send" else e.op for e in comm.log)
     beside = {*calls - Counter(f"send of {size} bytes" for _, size in _sends(wire.noted))} - {"recv"}
     waited = {number for kind, number, _ in wire.noted if kind == "wait"}
@@ -213,7 +214,7 @@ RANKS, CHUNKS = 8, 4
 
 def in_rounds(answer) -> str:
     """Puzzle: rank 0's chunks on all ranks in few rounds; then live ranks send what the rounds say."""
-    rounds = list(returned(answer()))
+    rounds = list(listed(returned(answer())))
     held = [set(range(CHUNKS) if rank == 0 else ()) for rank in range(RANKS)]
     for number, messages in enumerate(rounds, 1):
         _one_round(f"round {number}", messages, held)

@@ -11,7 +11,7 @@ from ...parallel.context.layouts import LAYOUTS, TokenLayout, layout
 from ...ranks import comm
 from ..labs.context import NEIGHBOURS, wanted
 from . import Task, returned, scored, unaided
-from .differences import listed, named
+from .differences import listed, named, randoms
 from .ranked import ranked, sent
 from .ring_attention import ring_backward as ring_backward
 from .watching import no_gradient, noted, watched
@@ -191,9 +191,7 @@ to_heads = ranked(
 
 
 def _halo_gradients(sizes, window: int) -> list[torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    rows = [n + window * (rank > 0) for rank, n in enumerate(sizes)]
-    return [torch.randn(n, window, dtype=torch.float64, generator=generator) for n in rows]
+    return randoms(0, *((n + window * (rank > 0), window) for rank, n in enumerate(sizes)))
 
 
 def _given_back(axis, answer, sizes, window: int) -> tuple:

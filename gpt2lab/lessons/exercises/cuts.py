@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+from ...model import GPT2, GPT2Config
 from . import Task, returned, scored
 
 RANKS, IMAGES = 8, 128
@@ -29,7 +30,7 @@ def megabytes(cuts: list[str]) -> float:
     from ...plots.tensor import ALEXNET  # not above: a rank draws nothing
 
     assert len(cuts) == len(ALEXNET), f"AlexNet has {len(ALEXNET)} layers, and you cut {len(cuts)}"
-    strange = [cut for cut in cuts if cut not in MAKES]
+    strange = [cut for cut in cuts if str(cut) not in MAKES]
     assert not strange, f"{strange[0]!r} is no cut. Use batch, columns or rows"
     total = 2 * sum(w for (_, w, _), cut in zip(ALEXNET, cuts, strict=True) if cut == "batch")
     for (_, _, activations), (cut, following) in zip(ALEXNET, pairwise([*cuts, "batch"]), strict=True):
@@ -44,19 +45,7 @@ def choose(answer) -> str:
     return scored(round(megabytes(cuts), 1), "MB", bar=BAR, best=BEST)
 
 
-NAMES = (
-    "wte",
-    "wpe",
-    "h.0.ln_1",
-    "h.0.attn.c_attn",
-    "h.0.attn.c_proj",
-    "h.0.mlp.c_fc",
-    "h.0.mlp.c_proj",
-    "ln_f",
-)
-WEIGHTS = [
-    f"{name}.{kind}" for name in NAMES for kind in ("weight", "bias") if kind == "weight" or "w" not in name
-]
+WEIGHTS = [name for name, _ in GPT2(GPT2Config(8, 8, 1, 1, 8)).named_parameters() if "ln_2" not in name]
 
 
 def _letters(name: str, sp: bool) -> str:

@@ -6,9 +6,9 @@ import torch
 
 from ...model import GPT2
 from ...parallel.zero.costs import all_reduce_bytes
-from ...reference import CONFIG, example_batch
+from ...reference import CONFIG, example_batch, serial_gradients
 from . import returned, scored
-from .differences import Between
+from .differences import Between, randoms
 from .engine import Task
 from .ranked import ranked, sent
 from .reducer import reducer as reducer
@@ -35,9 +35,7 @@ def _in_one(rank: int) -> tuple:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-6)
     grads = []
     for _ in range(2):
-        optimizer.zero_grad()
-        (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
-        grads.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        grads.append(serial_gradients(model, batch)[1])
         optimizer.step()
     best = 2 * 4 * 8 * sum(p.numel() for p in model.parameters()) // 3  # two steps of 2 (n - 1)/n S
     return *grads, Between(best - 32 * len(grads[0]), best + 32 * len(grads[0]))
@@ -72,8 +70,7 @@ step_bytes = Task(
 
 
 def _shares(counts: list[int], *shape: int, seed: int = 0) -> tuple[list, list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, dtype=torch.float64, generator=generator) for _ in counts], counts
+    return randoms(seed, *[shape] * len(counts)), counts
 
 
 global_gradient = Task(
@@ -145,9 +142,8 @@ def _feedback(step, gradients, unit: float):
 
 
 def _gradients(chance) -> tuple:
-    generator = torch.Generator().manual_seed(chance.randrange(10**6))
-    draw = lambda: torch.randn(5, generator=generator, dtype=torch.float64)
-    return [draw() for _ in range(chance.randint(3, 9))], chance.choice((0.0, 0.25, 0.5))
+    gradients = randoms(chance.randrange(10**6), *[(5,)] * chance.randint(3, 9))
+    return gradients, chance.choice((0.0, 0.25, 0.5))
 
 
 SIX = [torch.tensor([0.31, 1.42, -2.63], dtype=torch.float64) for _ in range(6)]

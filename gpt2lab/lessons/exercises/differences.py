@@ -1,8 +1,9 @@
 """The first difference between what an answer gave and what is right, in words; the usual slips are named."""
 
-from collections.abc import Iterator, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Iterator, KeysView, Mapping, Set, ValuesView
+from dataclasses import dataclass, is_dataclass
 from numbers import Number
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -34,11 +35,22 @@ def returned(found, what: str = ""):
     return found
 
 
+UNROLLED = Iterator | KeysView | ValuesView  # gives things one by one, in an order, and is no list
+
+
 def listed(found):
-    """The same in lists and numbers of Python, where it is an iterator, a range, an array, or a list of those."""
+    """The same in lists and numbers of Python, where it gives things in an order, is an array, or a list of those."""
     if hasattr(found, "tolist"):
         return found.tolist()
-    return [listed(one) for one in found] if isinstance(found, Iterator | list | tuple | range) else found
+    return [listed(one) for one in found] if isinstance(found, UNROLLED | list | tuple | range) else found
+
+
+def randoms(seed: int, *shapes: tuple[int, ...]) -> list:
+    """Tensors of float64 drawn from a normal distribution, the same ones for the same seed."""
+    import torch  # not above: it loads slowly
+
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
 
 
 def named(*names: str):
@@ -61,7 +73,9 @@ def close(got, want, what: str, tolerance: float = 1e-10) -> None:
     returned(got, what)
     kind = _tensor_of(got)
     narrow = _tensor_of(want) == "float64" and kind in NARROW
+    single = hasattr(got, "reshape")  # a tensor of one element is a number
     got, want = _array(got, what), _array(want, what)
+    got = got.reshape(()) if single and got.size == 1 and not want.ndim else got
     turned = got.ndim > 1 and got.shape == want.shape[::-1] and _same(got.T, want)
     few = f": {_few(got)} in place of {_few(want)}" if 0 < max(got.size, want.size) <= 12 else ""
     assert got.shape == want.shape, f"{what}: expected shape {want.shape}, got {got.shape}" + (
@@ -149,8 +163,9 @@ def difference(got, want, what: str, tolerance: float = 1e-10) -> None:
     elif isinstance(want, Set):
         got = listed(returned(got, what))
         assert isinstance(got, Set | list), f"{what}: expected names, got {got!r}"
-        got = {tuple(one) if isinstance(one, list) else one for one in got}
-        assert got == want, f"{what}: expected {sorted(want)}, got {sorted(got)}"
+        names = {tuple(one) if isinstance(one, list) else one for one in got}
+        assert names == want, f"{what}: expected {sorted(want)}, got {sorted(names)}"
+        assert len(names) == len(got), f"{what}: some are there twice: {got}"
     elif isinstance(want, list | tuple) and not _numbers(want):
         returned(got, what)
         assert isinstance(got, list | tuple), f"{what}: expected a list of {len(want)}, got {got!r}"
@@ -158,6 +173,8 @@ def difference(got, want, what: str, tolerance: float = 1e-10) -> None:
         assert len(got) == len(want), f"{what}: expected {len(want)} things, got {len(got)}{shown}"
         for i, (one, other) in enumerate(zip(got, want, strict=True)):
             difference(one, other, f"{what}, number {i}" if len(want) > 1 else what, tolerance)
+    elif is_dataclass(want) or isinstance(want, SimpleNamespace):
+        assert got == want, f"{what}: expected {want!r}, got {got!r}"
     else:
         close(got, want, what, tolerance)
 
@@ -203,7 +220,9 @@ def _numbers(values) -> bool:
 
 def is_number(value) -> bool:
     """Whether it is one number of Python, numpy or torch."""
-    return isinstance(value, Number | np.generic) or (bool(_tensor_of(value)) and value.numel() == 1)
+    return isinstance(value, Number | np.generic) or (
+        hasattr(value, "reshape") and len(value.reshape(-1)) == 1
+    )
 
 
 def _tensor_of(value) -> str:

@@ -48,7 +48,7 @@ class Task:
     gives it in the form of the right answer, or raises AssertionError. Then it is compared: with `rules(it,
     *arguments)`, a table for `refuse`; with `mistakes`, sentences and wrong answers that differ in the last digits; and
     with `right(*arguments)`. Modules in `closed` may not be called, and nothing of the package by an answer that
-    is called as it is, without a `call`; with `keep` arguments must stay as they were given.
+    is called as it is, without a `call`. Arguments must stay as they were given.
     A `brief` task, whose cases take long, is over with the first difference.
     """
 
@@ -61,7 +61,6 @@ class Task:
     rules: Callable[..., Mapping] | None = None
     mistakes: Mapping[str, Callable] = field(default_factory=dict)
     closed: tuple[str, ...] = ()
-    keep: bool = True
     tolerance: float = 1e-10
     count: int = 25
     brief: bool = False
@@ -190,7 +189,7 @@ def tried(task: Task, answers: tuple, words: str, given: tuple, seen: list) -> N
     if want is not None or not task.right:
         returned(got, words)
     got = task.like(got, words) if task.like else got
-    same = not task.keep or equal(mine, given)
+    same = equal(mine, given)
     seen.append((got, same))
     try:
         refuse(words, task.rules(got, *given) if task.rules else {})

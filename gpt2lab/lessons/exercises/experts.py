@@ -7,7 +7,7 @@ import torch
 from ...ranks import comm
 from ...ranks.mesh import Mesh
 from . import Task, close, live, refuse, returned, scored
-from .differences import listed, named
+from .differences import listed, named, randoms
 from .engine import by_chance, called
 from .guards import without_autograd
 from .watching import Seen, unread, watched
@@ -128,9 +128,7 @@ def _rows(rank: int, width: int, counts):
 
 
 def _with_more(names, width: int, seed: int):
-    chance = torch.Generator().manual_seed(seed)
-    more = torch.randn(len(names), width - 1, dtype=torch.float64, generator=chance)
-    return torch.cat([names[:, None], more], 1)
+    return torch.cat([names[:, None], *randoms(seed, (len(names), width - 1))], 1)
 
 
 def _whole(who: str, way: str, rows, right) -> None:
@@ -168,9 +166,8 @@ GRADIENTS = "the gradient of the rows", "the gradient of the weights (a row time
 
 def _rows_of(token: list[int], width: int) -> tuple:
     """A gradient of each token, rows and weights that go to these tokens."""
-    generator, n = torch.Generator().manual_seed(1), len(token)
-    shapes = (max(token) + 1, width), (n, width), (n,)
-    return *(torch.randn(*s, generator=generator, dtype=torch.float64) for s in shapes), torch.tensor(token)
+    n = len(token)
+    return *randoms(1, (max(token) + 1, width), (n, width), (n,)), torch.tensor(token)
 
 
 def _by_autograd(grad, rows, weights, token) -> dict:

@@ -40,7 +40,7 @@ def adamw(answer) -> None:
             p.grad = draw()
         optimizer.step()
         for i, (decay, what, _) in enumerate(both):
-            with closed("torch.optim", "torch._ops"):
+            with closed("torch.optim", "torch._ops", "torch._fused"):
                 states[i] = returned(
                     answer(states[i][0], theirs[i].grad, *states[i][1:], step + 1, *options.values(), decay)
                 )

@@ -2,11 +2,12 @@
 
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from types import FunctionType
+
+from .differences import UNROLLED
 
 PACKAGE = __name__.partition(".")[0]
 # no_grad, messages, the end of `closed` itself, and what asks an answer across processes and says how it ended
@@ -44,7 +45,7 @@ FRAMES |= {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
 def closed(
     *modules: str, words: str = "torch would do this in one call; here it is closed. Write what it does"
 ):
-    """Calling a Python function of these modules raises AssertionError in the block: they are what is to be written.
+    """Calling a function of these modules raises AssertionError in the block: they are what is to be written.
 
     A name may be that of one function, such as "gpt2lab.verify.verify". An answer may neither read the checker's
     variables through its frames nor end this watch; where it catches what is raised, the block raises it at its end.
@@ -56,9 +57,10 @@ def closed(
             asks = frame.f_back if frame.f_globals.get("__name__") == "inspect" else frame
             if not asks.f_code.co_filename.startswith(LIBRARIES):
                 said.append(f"sys.{called.__name__} is closed here: an answer does not look into its checker")
-        elif event == "call":
-            module = frame.f_globals.get("__name__", "")
-            name = f"{module}.{frame.f_code.co_name}"
+        elif event in ("call", "c_call"):
+            own = event == "call"
+            module = frame.f_globals.get("__name__", "") if own else getattr(called, "__module__", "")
+            name = f"{module}.{frame.f_code.co_name if own else called.__name__}"
             if name.startswith(modules) and module not in OPEN:
                 knows = f"{name} knows the answer, and it is closed here. Write it yourself"
                 said.append(words if name.startswith("torch.") else knows)
@@ -118,7 +120,7 @@ def unaided(answer, *modules: str):
     def tried(*args, **kwargs):
         with closed(*modules):
             found = answer(*args, **kwargs)
-            return list(found) if isinstance(found, Iterator) else found
+            return list(found) if isinstance(found, UNROLLED) else found
 
     return tried
 
@@ -163,14 +165,14 @@ def patient(what: str, most: int = 300_000):
 def guarded() -> dict[str, dict]:
     """The values by name in every module that judges, as they are now; of tables also what is in them.
 
-    Of the other modules of the package it is the functions and classes, by which is judged.
+    Of the other modules of the package it is the constants, functions and classes, by which is judged.
     """
     modules = [(name, module) for name, module in list(sys.modules.items()) if name.startswith(PACKAGE)]
     return {
         name: {
             key: (value, dict(_contents(key, value)))
             for key, value in vars(module).items()
-            if name.startswith(JUDGES) or isinstance(value, type | FunctionType)
+            if name.startswith(JUDGES) or key.isupper() or isinstance(value, type | FunctionType)
         }
         for name, module in modules
     }

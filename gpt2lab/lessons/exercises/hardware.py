@@ -132,6 +132,5 @@ average_parallelism = Task(
     },
     drawn=_many,
     closed=("gpt2lab.planner",),
-    keep=False,
 )
 """Exercise: how many ranks work at the same time, on average."""

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 
 from ...machine.links import Link
-from ...model import GPT2
 from ...ranks import comm
-from ...reference import CONFIG, example_batch, example_weights
+from ...reference import CONFIG, example_batch, example_weights, serial_gradients, serial_model
 from ..labs.meshes import slow_bytes
 from . import Puzzle, Task, unaided
-from .differences import Most
+from .differences import Most, equal, listed, randoms
 from .ranked import ALL, ranked, sent
 from .watching import watched
 
@@ -56,7 +55,7 @@ groups = Task(
     shown=[(axis, sizes) for sizes in MESHES for axis in sizes],
     what="the groups of {} in {}",
     drawn=lambda chance: (chance.choice(list(sizes := drawn_sizes(chance))), sizes),
-    like=lambda got, words: sorted(list(group) for group in got),
+    like=lambda got, words: sorted(listed(list(got))),
 )
 """Exercise: all groups of one axis, each a tuple of ranks, the first on the axis first."""
 
@@ -96,12 +95,11 @@ placement = Task(
     what="{}, {} inside a node, {} between nodes",
     drawn=_links,
     closed=("gpt2lab.planner",),  # a link's own methods are open
-    keep=False,
 )
 """Exercise: which axis gets the links inside a node, the other one those between nodes."""
 
 
-def _norm_on_a_rank(axis, answer, text: str) -> tuple:
+def _norm_on_a_rank(axis, answer, text: str, times: float) -> tuple:
     from ...plan import Plan, build
     from ...ranks.mesh import Mesh
     from ...train import Trainer
@@ -111,28 +109,28 @@ def _norm_on_a_rank(axis, answer, text: str) -> tuple:
     parallel.load(example_weights(CONFIG))
     Trainer(parallel).gradients(example_batch(CONFIG, 7, 11))
     held = parallel.sync.pieces
-    before = [piece.tensor.grad.clone() for piece in held]
+    before = [piece.tensor.grad.mul_(times).clone() for piece in held]  # no other model has these gradients
     comm.clear_log()
-    value = unaided(answer, __name__, "gpt2lab.parallel.finish")(held, parallel.mesh)
-    changed = not all(torch.equal(piece.tensor.grad, grad) for piece, grad in zip(held, before, strict=True))
+    value = unaided(answer, __name__, "gpt2lab.parallel.finish")(list(held), parallel.mesh)
+    changed = not equal([piece.tensor.grad for piece in held], before)
     return None if value is None else float(value), changed, sum(e.bytes for e in comm.log)
 
 
 @cache
-def _norm_in_one() -> tuple:
-    model, batch = GPT2(CONFIG).double(), example_batch(CONFIG, 7, 11)
-    model.load_state_dict(example_weights(CONFIG))
-    (model.loss(model(batch.tokens), batch.targets) / batch.total).backward()
-    return torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item(), False, Most(400)
+def _norm_in_one() -> float:
+    model = serial_model(CONFIG, example_weights(CONFIG))
+    return serial_gradients(model, example_batch(CONFIG, 7, 11))[2].item()
 
 
 norm = ranked(
     ("the norm", "whether gradients change", "bytes sent, as one number need travel,"),
-    lambda rank, text: _norm_in_one(),
+    lambda rank, text, times: (times * _norm_in_one(), False, Most(400)),
     _norm_on_a_rank,
     4,
-    shown=[("dp=2,tp=2",), ("pp=2,tp=2,micro=2",)],
+    shown=[("dp=2,tp=2", 1.0), ("pp=2,tp=2,micro=2", 1.0)],
     what="{}",
+    drawn=lambda chance: (chance.choice(("dp=2,tp=2", "pp=2,tp=2,micro=2")), chance.randint(2, 99) / 7),
+    count=1,
     tolerance=1e-9,
 )
 """Exercise: the norm of the whole gradient from this rank's pieces and their specs."""
@@ -146,7 +144,9 @@ def _no_order(found) -> dict:
         return {f"a list of four names, outermost first; not {found!r}": True}
     count = {axis: list(found).count(axis) for axis in SIZES}
     return {
-        **{f"there is no axis {axis!r}. There are {', '.join(SIZES)}": axis not in SIZES for axis in found},
+        **{
+            f"there is no axis {axis!r}. There are {', '.join(SIZES)}": axis not in [*SIZES] for axis in found
+        },
         **{
             f"{axis} is missing: every axis has its place, also the small ones": not count[axis]
             for axis in SIZES
@@ -177,8 +177,7 @@ def _stretches(chance) -> tuple:
 
 
 def _vector(have, seed: int = 0) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(max(stop for _, stop in have), dtype=torch.float64, generator=generator)
+    return randoms(seed, (max(stop for _, stop in have),))[0]
 
 
 def _handed_out(rank: int, have, want, seed: int = 0) -> tuple:

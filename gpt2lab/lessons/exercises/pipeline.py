@@ -14,6 +14,7 @@ from ...schedules.terapipe import latency
 from ..labs.instruments import apart
 from ..labs.schedules import summed
 from . import close, live, returned, scored, sentences
+from .differences import listed
 from .engine import Task, by_chance, called
 from .watching import Watched
 
@@ -27,9 +28,8 @@ bubble = Task(
     lambda p, m: float(simulate(make("gpipe", p, m)).bubble),
     shown=SIZES,
     what="{} ranks, {} micro-batches",
-    drawn=lambda chance: (chance.randint(1, 11), chance.randint(1, 13)),
+    drawn=lambda chance: (p := chance.randint(1, 8), chance.randint(1, 8 * p)),
     closed=OURS,
-    count=8,
 )
 """Exercise: the idle share of the makespan of GPipe, from ranks and micro-batches."""
 
@@ -59,13 +59,14 @@ def order(answer) -> None:
 def _order_of(answer, p: int, m: int) -> None:
     what, orders = f"{p} ranks, {m} micro-batches", []
     for rank in range(p):
-        got = [tuple(op) for op in returned(called(answer, (rank, p, m), what, OURS))]
+        got = [tuple(listed(op)) for op in returned(called(answer, (rank, p, m), what, OURS))]
         strange = [op for op in got if len(op) != 2 or not isinstance(op[1], Integral)]
         assert not strange, f'write ("F", 0), not {strange[0]}'
         orders.append(tuple(Op(str(kind), rank, int(micro)) for kind, micro in got))
     want = make("1f1b", p, m)
     schedule = Schedule(tuple(orders), want.placement, m)
     _must_be_right(schedule, what)
+    _must_be_whole(schedule)
     for rank in range(p):
         held, promised = schedule.peak(rank), want.promise[rank]
         assert held <= promised, f"{what}: rank {rank} holds {held} activations, 1F1B only {promised}"
@@ -239,8 +240,7 @@ def squeezed(answer) -> str:
     for rank in range(4):
         held = schedule.peak(rank)
         assert held <= ROOM, f"rank {rank} holds {held} activations at its peak, and there is room for {ROOM}"
-    split = [op for order in schedule.orders for op in order if op.kind in "IW"]
-    assert not split, f"{split[0]} is half a backward. Here a backward is whole: write B"
+    _must_be_whole(schedule)
     return scored(
         float(simulate(schedule, Cost(1, backward=2)).makespan), "units of time", bar=BAR, best=BEST
     )
@@ -256,7 +256,7 @@ def written(answer, ranks: int, micros: int) -> Schedule:
     for rank in range(ranks):
         words = returned(answer(rank))
         words = words.split() if isinstance(words, str) else list(words)
-        words = [f"{word.kind}{word.micro}" if isinstance(word, Op) else str(word) for word in words]
+        words = ["".join(map(str, (w.kind, w.micro) if isinstance(w, Op) else w)) for w in words]
         for word in words:
             assert word[:1] in "FBIW" and word[1:].isdigit(), (
                 f"{word!r} is no operation. Write F0, I0, W0 or B0."
@@ -288,6 +288,11 @@ def _trained(rank: int, world_size: int, schedule: Schedule) -> tuple[float, int
     engine.run(batch.micro(MICROS), None, Alone())
     _, serial, _ = serial_gradients(GPT2(config).double(), batch)
     return apart(summed(model, engine), serial), float(max(engine.held))
+
+
+def _must_be_whole(schedule: Schedule) -> None:
+    split = [op for order in schedule.orders for op in order if op.kind in "IW"]
+    assert not split, f"{split[0]} is half a backward. Here a backward is whole: write B"
 
 
 def _must_be_right(schedule: Schedule, what: str) -> None:

@@ -28,7 +28,7 @@ def _compare(guess: float | None, found, unit: str, clock: str, least: float, hi
     """Print guess, truth `found()` and score; raise AssertionError with the hint when the score is below `least`."""
     returned(guess)
     assert is_number(guess) and guess > 0, f"a number of {unit} above 0 is asked for, not {guess!r}"
-    guess, found = float(guess), found()
+    guess, found = float(guess.item() if hasattr(guess, "item") else guess), found()
     points = score(guess, found)
     print(f"You say {guess:,.4g} {unit}; {clock}: {found:,.4g}. Score {points:.2f} of 1.")
     way = "small" if guess < found else "large"

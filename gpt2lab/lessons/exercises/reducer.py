@@ -6,7 +6,7 @@ import torch
 
 from ...model import GPT2
 from ...ranks import comm
-from ...reference import CONFIG, example_batch
+from ...reference import CONFIG, example_batch, serial_gradients
 from .engine import Task
 from .ranked import ranked
 from .watching import Held
@@ -116,9 +116,7 @@ def _step_by_step(rank: int) -> list[tuple]:
     """Gradients of two steps in one process, and how many buckets the hooks fill."""
     batch, model, found = example_batch(CONFIG, 7, 11), GPT2(CONFIG).double(), []
     for _ in range(2):
-        model.zero_grad()
-        _part(model, batch, batch.total).backward()
-        found.append(({name: p.grad.clone() for name, p in model.named_parameters()}, True))
+        found.append((serial_gradients(model, batch)[1], True))
         _descend(model)
     return tuple(x for step in found for x in step)
 

@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ...ranks import comm
 from ...ranks.mesh import Mesh
 from . import close, closed, live, returned
-from .differences import named
+from .differences import named, randoms
 from .watching import received
 
 
@@ -17,7 +17,7 @@ def ring_backward(answer) -> None:
 
 
 def _ring_backward_on(answer, n: int, words: str) -> None:
-    q, k, v, grad = (x.requires_grad_() for x in _sequence(n))
+    q, k, v, grad = (x.requires_grad_() for x in randoms(0, *4 * [(12, 2 + n)]))
     _attend(q, k, v)[0].backward(grad.detach())
     found, t, block = live(_backward_on_a_rank, answer, ranks=n, what=words), 12 // n, _flops(n)
     best = n * 4 * t * q.size(1) * 8  # n shifts of k, v, dk, dv (t, D)
@@ -57,18 +57,13 @@ def _flops(n: int) -> int:
     return 5 * 2 * (12 // n) ** 2 * (2 + n)
 
 
-def _sequence(n: int):
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(12, 2 + n, dtype=torch.float64, generator=generator) for _ in range(4)]
-
-
 def _attend(q, k, v):
     scores = (q @ k.T / q.size(1) ** 0.5).masked_fill(torch.ones(12, 12).triu(1) > 0, -torch.inf)
     return scores.softmax(-1) @ v, scores.logsumexp(-1, keepdim=True)
 
 
 def _backward_on_a_rank(rank, world_size, answer):
-    axis, (q, k, v, grad) = Mesh(cp=world_size)["cp"], _sequence(world_size)
+    axis, (q, k, v, grad) = Mesh(cp=world_size)["cp"], randoms(0, *4 * [(12, 2 + world_size)])
     sent, calls = {}, {"send": 0, "recv": 0}
     out, lse = _attend(q, k, v)
     t = 12 // world_size

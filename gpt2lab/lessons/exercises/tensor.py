@@ -1,5 +1,7 @@
 """Checkers of lesson 06: which rows of the fused q, k, v a rank holds, f and g, the vocabulary-parallel loss."""
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 
@@ -8,7 +10,7 @@ from ...ranks import comm
 from ...ranks.mesh import Mesh
 from . import Task, returned
 from .collectives import used_twice
-from .differences import Most
+from .differences import Most, listed, randoms
 from .guards import PACKAGE
 from .ranked import ALL, ranked, sent
 
@@ -27,15 +29,13 @@ qkv = Task(
     closed=(PACKAGE,),
     drawn=_sizes,
     call=lambda answer, width, heads, ranks: [
-        list(map(float, returned(answer(rank, ranks, heads, width)))) for rank in range(ranks)
+        listed(list(returned(answer(rank, ranks, heads, width)))) for rank in range(ranks)
     ],
 )
 """Exercise: the rows of c_attn.weight that belong to one rank, by heads."""
 
 
-def _mlp():
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(*s, generator=generator, dtype=torch.float64) for s in ((3, 4), (4, 6), (6, 4))]
+MLP = (3, 4), (4, 6), (6, 4)  # x and two matrices
 
 
 def _mlp_in_one(x, up, down):
@@ -44,7 +44,7 @@ def _mlp_in_one(x, up, down):
 
 
 def _mlp_on_a_rank(axis, f, g) -> tuple:
-    x, up, down = _mlp()
+    x, up, down = randoms(0, *MLP)
     x, up = x.requires_grad_(), up.tensor_split(axis.size, 1)[axis.rank].clone().requires_grad_()
     entered = f(x, axis)
     y = F.gelu(entered @ up) @ down.tensor_split(axis.size, 0)[axis.rank]
@@ -70,7 +70,7 @@ def _with_another_axis(f, g, x, up, down, axis):
 
 
 def _mlp_right(rank: int) -> tuple:
-    whole = [t.requires_grad_() for t in _mlp()]
+    whole = [t.requires_grad_() for t in randoms(0, *MLP)]
     loss = _mlp_in_one(*whole)
     loss.backward()
     x, up = whole[0].grad, whole[1].grad.tensor_split(3, 1)[rank]
@@ -98,14 +98,14 @@ edges = ranked(
 """Exercise: Megatron's f and g as autograd functions, tried in a two-layer MLP on three ranks."""
 
 
-def _attention(heads: int, width: int):
-    """A GPT-2 attention, and an input (2, 5, C)."""
+def _attention(heads: int, width: int, ranks: int):
+    """A GPT-2 attention, and an input (2, 5, C) or (3, 3, C)."""
     config = GPT2Config(vocab_size=8, n_positions=8, n_layer=1, n_head=heads, n_embd=heads * width)
     attn = GPT2(config).double().h["0"].attn
-    generator = torch.Generator().manual_seed(1)
-    for p in attn.parameters():
-        p.data = torch.randn(p.shape, generator=generator, dtype=torch.float64) / 5
-    return attn, torch.randn(2, 5, heads * width, generator=generator, dtype=torch.float64)
+    *drawn, x = randoms(1, *(p.shape for p in attn.parameters()), (5 - ranks, 1 + width, heads * width))
+    for p, value in zip(attn.parameters(), drawn, strict=True):
+        p.data = value / 5
+    return attn, x
 
 
 def _flops(run) -> int:
@@ -119,8 +119,8 @@ def _flops(run) -> int:
 PARTS = "c_attn.weight", "c_attn.bias", "c_proj.weight"
 
 
-def _attention_on_a_rank(axis, answer, heads: int, width: int) -> tuple:
-    (attn, x), kept = _attention(heads, width), []
+def _attention_on_a_rank(axis, answer, *case: int) -> tuple:
+    (attn, x), kept = _attention(*case), []
     flops = _flops(lambda: kept.append(answer(x.requires_grad_(), attn, axis)))
     returned(kept[0]).square().sum().backward()
     grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in attn.named_parameters()}
@@ -129,7 +129,7 @@ def _attention_on_a_rank(axis, answer, heads: int, width: int) -> tuple:
 
 
 def _attention_right(rank: int, heads: int, width: int, ranks: int) -> tuple:
-    attn, x = _attention(heads, width)
+    attn, x = _attention(heads, width, ranks)
     y = attn(x.requires_grad_(), None)
     y.square().sum().backward()
     rows, tokens, channels = x.shape
@@ -150,7 +150,7 @@ attention = ranked(
         *(f"the parts of the gradient of {name} {ALL}" for name in PARTS),
     ),
     _attention_right,
-    lambda axis, answer, heads, width, ranks: _attention_on_a_rank(axis, answer, heads, width),
+    _attention_on_a_rank,
     lambda heads, width, ranks: ranks,
     shown=[(6, 4, 3), (12, 2, 2)],
     what="{} heads of width {} on {} ranks",
@@ -159,66 +159,68 @@ attention = ranked(
 """Exercise: the attention of a GPT-2 block by heads on three and on two live ranks, forward and backward."""
 
 
-TARGETS = torch.tensor([0, 12, 13, 24, 25, 36])
-"""The first and the last token of each of three ranks that share 37."""
+def _logits(scale: float, *targets: int, ranks: int = 3, seed: int = 0) -> tuple:
+    """(parts of the logits along a vocabulary of 37, targets); those shown are the first and last token of each."""
+    (logits,) = randoms(seed, (len(targets), 37))
+    return (scale * logits).split(comm.split_sizes(37, ranks), -1), torch.tensor(targets)
 
 
-def _logits(scale: float) -> torch.Tensor:
-    return scale * torch.randn(6, 37, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-
-def _loss_on_a_rank(axis, answer, scale: float) -> tuple:
-    sizes = comm.split_sizes(37, axis.size)
-    mine = _logits(scale).split(sizes, -1)[axis.rank].clone()
-    value = answer(mine, TARGETS, sum(sizes[: axis.rank]), axis)
+def _loss_on_a_rank(axis, answer, parts, targets) -> tuple:
+    value = answer(
+        mine := parts[axis.rank].clone(), targets, sum(p.size(1) for p in parts[: axis.rank]), axis
+    )
     return None if value is None else float(value), sent(), mine
 
 
-def _loss_right(rank: int, scale: float) -> tuple:
-    logits = _logits(scale)
-    few = 5 * 6 * 8 * 4 // 3  # all-reduces of five numbers a token; the logits themselves are 576 or more
-    loss = F.cross_entropy(logits, TARGETS, reduction="sum").item()
-    return loss, Most(few), logits.split(comm.split_sizes(37, 3), -1)[rank]
+def _loss_right(rank: int, parts, targets) -> tuple:
+    ranks = len(parts)
+    few = (
+        2 * 5 * len(targets) * 8 * (ranks - 1) // ranks
+    )  # all-reduces of five numbers a token; logits are more
+    return F.cross_entropy(torch.cat(parts, 1), targets, reduction="sum").item(), Most(few), parts[rank]
 
 
 vocabulary_loss = ranked(
     ("the loss", "bytes sent, a few numbers a token,", "the logits that it was given"),
     _loss_right,
     _loss_on_a_rank,
-    3,
+    lambda parts, targets: len(parts),
     "gpt2lab.parallel",
-    shown={"small logits": (1.0,), "logits up to 9000": (3000.0,)},
+    shown={
+        words: _logits(scale, 0, 12, 13, 24, 25, 36)
+        for words, scale in (("small logits", 1.0), ("logits up to 9000", 3000.0))
+    },
+    what="targets {1}",
+    drawn=lambda chance: _logits(9.0, *chance.choices(range(37), k=8), ranks=2, seed=chance.randrange(999)),
+    count=1,
 )
-"""Exercise: the loss of logits that are cut along the vocabulary, 37 tokens on three ranks."""
+"""Exercise: the loss of logits that are cut along the vocabulary, 37 tokens on three ranks, then on two."""
 
 
-def _matrices() -> list[torch.Tensor]:
-    """x (5, 4) and three matrices."""
-    generator = torch.Generator().manual_seed(3)
-    return [
-        torch.randn(*n, generator=generator, dtype=torch.float64) for n in ((5, 4), (4, 6), (6, 9), (9, 3))
-    ]
-
-
-def _columns_on_a_rank(axis, answer) -> tuple:
-    x, *weights = _matrices()
+def _columns_on_a_rank(axis, answer, ranks: int, seed: int, *widths: int) -> tuple:
+    (x, *weights), asked = randoms(seed, *pairwise((5, *widths))), []
     mine = [w.tensor_split(axis.size, 1)[axis.rank].clone().requires_grad_() for w in weights]
     for w in mine:
         x = answer(F.gelu(x @ w), axis)
+        if x.requires_grad:
+            x.register_hook(lambda grad: asked.append((grad, grad.clone())))
     forward = sent()
+    in_turn = {e.op for e in comm.log} & {"broadcast", "gather", "reduce", "scatter"}
+    answer(torch.ones(1, 1, requires_grad=True), Mesh(tp=axis.size, dp=1)["dp"])
     x.square().sum().backward(torch.tensor(1 / axis.size, dtype=x.dtype))
+    same = all(torch.equal(*pair) for pair in asked)
     grads = [w.grad for w in reversed(mine)]
-    return x.detach(), type(x.grad_fn).__name__, forward, *grads, sent() - forward
+    return x.detach(), type(x.grad_fn).__name__, forward, in_turn, *grads, sent() - forward, same
 
 
-def _columns_right(rank: int) -> tuple:
-    x, *weights = _matrices()
+def _columns_right(rank: int, ranks: int, seed: int, *widths: int) -> tuple:
+    x, *weights = randoms(seed, *pairwise((5, *widths)))
     for w in weights:
         x = F.gelu(x @ w.requires_grad_())
     x.square().sum().backward()
-    gather = 2 * 5 * 18 // 3 * 8  # 5 rows of 6, 9 and 3 columns: two others' parts pass through a rank
-    grads = [w.grad.tensor_split(3, 1)[rank] for w in reversed(weights)]
-    return x.detach(), "MyGatherBackward", gather, *grads, gather
+    gather = (ranks - 1) * 5 * sum(widths[1:]) // ranks * 8  # 5 rows: the others' columns pass through a rank
+    grads = [w.grad.tensor_split(ranks, 1)[rank] for w in reversed(weights)]
+    return x.detach(), "MyGatherBackward", gather, set(), *grads, gather, True
 
 
 gathered_columns = ranked(
@@ -226,13 +228,18 @@ gathered_columns = ranked(
         "the output, the ranks' columns side by side,",
         "the function that autograd sees",
         "bytes sent forward",
+        "calls in which one rank sends or receives for all, one after the other,",
         *(f"the gradient of matrix {layer}" for layer in (2, 1, 0)),
         "bytes sent backward",
+        "whether backward leaves the gradients that it is given as they were",
     ),
     _columns_right,
     _columns_on_a_rank,
-    3,
-    shown={"three matrices": ()},
+    lambda ranks, *_: ranks,
+    shown={"three matrices": (3, 3, 4, 6, 9, 3)},
+    what="three matrices on {0} ranks, and widths {2} to {5}",
+    drawn=lambda chance: (2, chance.randrange(99), *(2 * chance.randint(4, 9) for _ in range(4))),
+    count=1,
     tolerance=1e-9,
 )
 """Exercise: columns gathered forward, and what backward does then, in a net of three matrices, on live ranks."""

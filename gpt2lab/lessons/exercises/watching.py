@@ -136,8 +136,8 @@ def memories(least: int) -> set[int]:
 class Watched(list):
     """The order of F and B of one rank. While it is run, what comes in `loud` entries is twice what was sent.
 
-    Raises AssertionError when in the end, with nothing `loud`, messages that have come, or other tensors that want a
-    gradient, are in memory still.
+    Raises AssertionError when after F no graph is in memory, or when in the end, with nothing `loud`, messages that
+    have come, or other tensors that want a gradient, are in memory still.
     """
 
     def __init__(self, entries, loud=()):
@@ -148,12 +148,15 @@ class Watched(list):
         return Watched, (self[:], self.loud)
 
     def __iter__(self):
+        graphs = lambda: [t for t in gc.get_objects() if type(t) is torch.Tensor and t.requires_grad]
         with watched() as seen:
             for entry in super().__iter__():
                 with louder() if entry in self.loud else nullcontext():
                     yield entry
-            graphs = [t for t in gc.get_objects() if type(t) is torch.Tensor and t.requires_grad]
-            assert self.loud or not (seen.held.alive() or graphs), (
+                assert entry[0] == "B" or any(t.grad_fn for t in graphs()), (
+                    "after F no graph is kept for B, which would compute forward again: F puts (x, y) into s.kept"
+                )
+            assert self.loud or not (seen.held.alive() or graphs()), (
                 "B takes its pair out of s.kept, but what came is in memory: is there a second list that keeps it?"
             )
 

@@ -7,7 +7,7 @@ from ...parallel.zero.costs import paper_bytes
 from ...ranks import comm
 from ...ranks.mesh import Axis, Mesh
 from . import close, closed, live, returned
-from .differences import Most
+from .differences import Most, randoms
 from .engine import Task
 from .guards import PACKAGE
 from .pretended import together
@@ -48,8 +48,7 @@ def shard(answer) -> None:
 
 def _draw(ranks: int, each: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Weights (n), and the gradient of each rank (ranks, n)."""
-    generator = torch.Generator().manual_seed(seed)
-    start, *grads = torch.randn(ranks + 1, ranks * each, dtype=torch.float64, generator=generator)
+    start, *grads = randoms(seed, (ranks + 1, ranks * each))[0]
     return start, torch.stack(grads)
 
 
@@ -107,9 +106,8 @@ WEIGHT = 40 * 8
 
 
 def _stack():
-    generator = torch.Generator().manual_seed(0)
-    draw = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=generator)
-    return draw(7, SHAPES[0][1]), [draw(*shape) for shape in SHAPES]
+    x, *weights = randoms(0, (7, SHAPES[0][1]), *SHAPES)
+    return x, weights
 
 
 def _through(x, weights, layer):
@@ -187,7 +185,7 @@ bytes_held = Task(
 
 def muon_rows(answer) -> None:
     """Exercise: Muon's update of a tall matrix that is cut by rows over three live ranks, without gathering it."""
-    x = torch.randn(60, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    (x,) = randoms(0, (60, 3))
     whole, alone = (
         torch.cat([orthogonalised([p], [None], Axis())[0] for p in x.tensor_split(n)]) for n in (1, 3)
     )

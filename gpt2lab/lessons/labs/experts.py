@@ -142,19 +142,11 @@ def _kind(name: str) -> str:
 # ---- messages and time
 
 
-class Slow(torch.autograd.Function):
-    """x, unchanged, after a set time; its backward takes as long."""
-
-    @staticmethod
-    def forward(ctx, x, name, seconds):
-        ctx.name, ctx.seconds = name, seconds
-        asleep(name, "forward", seconds)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        asleep(ctx.name, "backward", ctx.seconds)
-        return grad, None, None
+def slow(x, name: str, seconds: float):
+    """x after a set time; its backward takes as long."""
+    asleep(name, "forward", seconds)
+    x.register_hook(lambda grad: asleep(name, "backward", seconds))
+    return x
 
 
 def beside_shared(rank: int, world_size: int) -> list:
@@ -162,9 +154,9 @@ def beside_shared(rank: int, world_size: int) -> list:
     config = replace(SMALL, n_layer=1, experts=replace(SMALL.experts, shared=1))
     parallel = built(f"dp={world_size},ep={world_size}", config)
     mixture, x = mixtures(parallel.model)[0], torch.randn(4, 16, config.n_embd).double().requires_grad_()
-    mixture.shared.register_forward_hook(lambda _, given, y: Slow.apply(y, "shared", 0.03))
+    mixture.shared.register_forward_hook(lambda _, given, y: slow(y, "shared", 0.03))
     grouped = mixture.grouped
-    mixture.grouped = lambda *given: Slow.apply(grouped(*given), "experts", 0.02)
+    mixture.grouped = lambda *given: slow(grouped(*given), "experts", 0.02)
     begin(parallel.mesh.world)
     with paced.use(paced.Link(0.005, 1e6)):  # 64 rows of 24 numbers to the other rank: about 17 ms
         mixture(x).sum().backward()

@@ -15,28 +15,13 @@ def gelu_slope(z: torch.Tensor) -> torch.Tensor:
     return torch.autograd.grad(F.gelu(z).sum(), z)[0]
 
 
-class Gathered(torch.autograd.Function):
-    """Columns of all ranks side by side; `summed` or not, backward gives the owner of a column its gradient."""
-
-    @staticmethod
-    def forward(ctx, y, axis, summed):
-        ctx.axis, ctx.summed = axis, summed
-        return comm.all_gather(y, axis, 1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        if ctx.summed:
-            return comm.reduce_scatter(grad, ctx.axis, 1), None, None
-        return grad.chunk(ctx.axis.size, 1)[ctx.axis.rank], None, None
-
-
 def columns_only(rank, world_size, x, weights, seed=1.0, summed=True):
-    """Every matrix cut by columns: the output, this rank's gradients, and bytes that it sends forward."""
-    axis = Mesh(tp=world_size)["tp"]
+    """Every matrix cut by columns: the output, this rank's gradients, `summed` or not, and bytes sent forward."""
+    axis, gather = Mesh(tp=world_size)["tp"], comm.all_gather if summed else comm.gather_replicated
     mine = [w.tensor_split(world_size, 1)[rank].clone().requires_grad_() for w in weights]
     comm.clear_log()
     for w in mine:
-        x = Gathered.apply(F.gelu(x @ w), axis, summed)
+        x = gather(F.gelu(x @ w), axis, 1)
     sent = bytes_sent()
     x.square().sum().backward(torch.tensor(seed))
     return x.detach(), [w.grad for w in mine], sent
