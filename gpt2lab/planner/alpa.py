@@ -69,9 +69,8 @@ def submeshes(devices: int, node: int) -> list[tuple[int, int]]:
         raise ValueError(f"{nodes:,} nodes have too many blocks. Use at most {MOST:,}, or larger nodes.")
     sizes = [2**p for p in range(node.bit_length()) if 2**p < node]
     inside = [(d, size) for d in range(devices) for size in sizes if d % node + size <= node]
-    return inside + [
-        (d, k * node) for d in range(0, devices, node) for k in range(1, (devices - d) // node + 1)
-    ]
+    first = range(0, devices, node)
+    return inside + [(d, k * node) for d in first for k in range(1, (devices - d) // node + 1)]
 
 
 @checked(costs=(-inf, inf), changes=(-inf, inf), memory=(0, inf), limit=(0, inf))

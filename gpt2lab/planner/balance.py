@@ -150,9 +150,7 @@ def dapple_latency(chain: Chain, stages: Sequence[ChainStage], micros: int) -> f
     rows = _dapple_rows(chain, stages)
     found = []
     for q, (f, b, _) in enumerate(rows):
-        endings = [
-            sync + sum(row[1] for row in rows[s : q + 1]) for s, (_, _, sync) in enumerate(rows[: q + 1])
-        ]
+        endings = [rows[s][2] + sum(row[1] for row in rows[s : q + 1]) for s in range(q + 1)]
         endings += [rows[s][2] - sum(row[1] for row in rows[q + 1 : s + 1]) for s in range(q + 1, len(rows))]
         found.append(sum(row[0] for row in rows[: q + 1]) + (micros - 1) * (f + b) + max(endings))
     return max(found)
@@ -186,11 +184,8 @@ def dapple(chain: Chain, devices: int, micros: int) -> tuple[float, tuple[ChainS
         """The three numbers with one more stage in front."""
         (f, b, sync), (latency, back, late) = row, state
         steady = f + (micros - 1) * (f + b)
-        return (
-            max(f + latency, f + back + b + sync, steady + max(b + sync, late)),
-            max(f + back + b, steady + b),
-            max(sync, late) - b,
-        )
+        latency = max(f + latency, f + back + b + sync, steady + max(b + sync, late))
+        return latency, max(f + back, steady) + b, max(sync, late) - b
 
     @cache
     def plans(first: int, m: int) -> list:
@@ -231,7 +226,5 @@ def every_replicated(layers: int, devices: int) -> Iterator[tuple[ChainStage, ..
         for bounds in every_cut(layers, count):
             for used in range(count, devices + 1):
                 for shares in every_cut(used, count):
-                    replicas = [b - a for a, b in pairwise(shares)]
-                    yield tuple(
-                        ChainStage(*cut, r) for cut, r in zip(pairwise(bounds), replicas, strict=True)
-                    )
+                    both = zip(pairwise(bounds), pairwise(shares), strict=True)
+                    yield tuple(ChainStage(*cut, b - a) for cut, (a, b) in both)

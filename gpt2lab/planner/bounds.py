@@ -84,9 +84,8 @@ class Bounds:
         rows = -(-self.rows // plan.dp)
         unit, micro = (share, rows, share.tokens), rows / -(-rows // plan.micro)  # of all rows
         # stages share cores only where they work at the same time
-        work = lambda flops, moved, each: (
-            machine.work(flops, moved, each * micro) / (machine.crowd if plan.pp > 1 else 1)
-        )
+        shared = machine.crowd if plan.pp > 1 else 1
+        work = lambda flops, moved, each: machine.work(flops, moved, each * micro) / shared
         block = work(*block_work(*unit))
         if plan.sp:  # two gathers and two sums forward, three and two backward, as fast as the fastest link
             stream = rows * share.tokens * share.config.n_embd * self.itemsize

@@ -177,9 +177,8 @@ def _short(search: _Search, watch: Callable) -> str:
     cluster, goal, limit = search.cluster, search.goal, search.limit
     ranks = f"{cluster.devices} rank{'s' * (cluster.devices > 1)}"
     if not search.fits:
-        again = _Search(
-            search.config, cluster, replace(goal, least="memory", memory=float("inf"), seconds=float("inf"))
-        )
+        smallest = replace(goal, least="memory", memory=float("inf"), seconds=float("inf"))
+        again = _Search(search.config, cluster, smallest)
         again.run(watch)
         need = again.best.prediction.memory
         return (
@@ -199,28 +198,21 @@ def _reasons(best: PricedPlan, found: list[PricedPlan], limit: float, goal: Goal
     """Why this plan: what it spends its time on, which limit it is near, and the nearest others."""
     p = best.prediction
     large = sorted(p.parts.items(), key=lambda part: -part[1])[:3]
-    said = ", ".join(
-        f"{WORDS.get(name, name)} {seconds / p.seconds:.0%}" for name, seconds in large if seconds
-    )
+    said = ", ".join(f"{WORDS.get(name, name)} {part / p.seconds:.0%}" for name, part in large if part)
     reasons = [f"of its {in_seconds(p.seconds)} a step are {said}"]
     serial = next((f for f in found if f.plan == Plan()), None)
     if serial and best.plan.world > 1:
         times = serial.prediction.seconds / p.seconds
-        fits = (
-            ""
-            if serial.prediction.memory <= limit
-            else f" and would need {in_bytes(serial.prediction.memory)}"
-        )
+        need = serial.prediction.memory
+        fits = f" and would need {in_bytes(need)}" if need > limit else ""
         reasons.append(f"one rank takes {times:.2f} times as long{fits}")
     if limit < float("inf"):
         reasons.append(f"its fullest rank holds {in_bytes(p.memory)} of {in_bytes(limit)}")
     faster = [f for f in found if f.prediction.seconds < p.seconds and f.prediction.memory > limit]
     if faster:
         one = min(faster, key=lambda f: f.prediction.memory)
-        need = in_bytes(one.prediction.memory)
-        reasons.append(
-            f"{one.plan} would take {one.prediction.seconds / p.seconds:.2f} of its time but needs {need} a rank"
-        )
+        need, times = in_bytes(one.prediction.memory), one.prediction.seconds / p.seconds
+        reasons.append(f"{one.plan} would take {times:.2f} of its time but needs {need} a rank")
     others = [f for f in found if f.plan != best.plan and f.prediction.memory <= limit]
     most = max(f.plan.world for f in found)
     if wide := [f for f in others if f.plan.world == most > best.plan.world]:

@@ -91,10 +91,8 @@ def predict(
     used = flops / (seconds * plan.world * (device.peak or device.rate))
     again = _hardware_share(plan, config, length)
     idle = 12 * config.n_layer * config.n_embd * rows * (length**2 - causal_pairs(length, config.window))
-    shares_of_peak = used, used * again, used * (1 - idle / flops)
-    return Prediction(
-        seconds, dict(parts), fullest(shares), dict(sent), dict(by_class), flops, *shares_of_peak
-    )
+    found = seconds, dict(parts), fullest(shares), dict(sent), dict(by_class), flops
+    return Prediction(*found, used, used * again, used * (1 - idle / flops))
 
 
 def _timed(machines: list[RankOnCluster], known: dict) -> tuple[dict, float, dict, dict]:
@@ -248,10 +246,7 @@ def _exposed(machine: RankOnCluster, seconds: float, messages: int) -> float:
         return seconds
     # stage 3 gathers in forward, too
     ways = ("forward", "again", "backward") if plan.zero == 3 else ("backward",)
-    unit = sum(
-        sum(machine.times(stage, *max(machine.share.units(stage)))[way].values())
-        for stage in machine.share.stages
-        for way in ways
-    )
+    units = [machine.times(stage, *max(machine.share.units(stage))) for stage in machine.share.stages]
+    unit = sum(sum(seconds[way].values()) for seconds in units for way in ways)
     hidden = unit * (plan.micro if plan.zero > 1 else 1)
     return backward_and_sums(messages, hidden, seconds / messages) - hidden

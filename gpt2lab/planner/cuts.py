@@ -148,10 +148,10 @@ class ChainProblem:
         limits = {"sample": self.rows, "attribute": self.length, "parameter": units}
         found = []
         for cut in product(*(self.cuts if n > 1 else ("whole",) for n in mesh.values())):
-            parts = {
-                kind: prod(n for n, c in zip(mesh.values(), cut, strict=True) if c == kind) for kind in limits
-            }
-            if all(parts[kind] <= limits[kind] for kind in limits):
+            parts = lambda kind, cut=cut: prod(
+                n for n, c in zip(mesh.values(), cut, strict=True) if c == kind
+            )
+            if all(parts(kind) <= limit for kind, limit in limits.items()):
                 found.append(Assignment(*block, cut))
         return found
 
@@ -279,9 +279,8 @@ class Clock:
         self.problem, self.plan, count = problem, plan, len(plan)
         self.jobs = [problem.job(n, plan[n - 1] if n else None, at) for n, at in enumerate(plan)]
         self.waits = _waits(plan)
-        touched = [
-            old is None or self.jobs[n] != old.jobs[n] or self.waits[n] != old.waits[n] for n in range(count)
-        ]
+        changed = lambda n: self.jobs[n] != old.jobs[n] or self.waits[n] != old.waits[n]
+        touched = [old is None or changed(n) for n in range(count)]
         self.ends = [0.0] * (count * problem.micros) if old is None else list(old.ends)
         moved, self.timed = set(), 0
         for number in range(len(self.ends)):
@@ -310,8 +309,7 @@ def _waits(plan: ChainPlan) -> list[tuple[int, ...]]:
     for n, at in enumerate(plan):
         waits = {1} if n else set()
         for device in at.devices:
-            waits.add(
-                next(back for back in range(1, count + 1) if device in plan[(n - back) % count].devices)
-            )
+            on = (back for back in range(1, count + 1) if device in plan[(n - back) % count].devices)
+            waits.add(next(on))
         found.append(tuple(sorted(waits)))
     return found

@@ -189,13 +189,6 @@ def pipeline_jobs(
         )
     order = [(rank, op) for rank, ops in enumerate(schedule.orders) for op in ops]
     number = {op._replace(kind="I") if op.kind == "B" else op: i for i, (_, op) in enumerate(order)}
-    times = {"F": forward, "B": backward}
-    return [
-        Job(
-            str(op),
-            rank,
-            times[op.kind][schedule.position(op.stage)],
-            tuple((number[need], size) for need in schedule.needs(op)),
-        )
-        for rank, op in order
-    ]
+    times = lambda op: {"F": forward, "B": backward}[op.kind][schedule.position(op.stage)]
+    needs = lambda op: tuple((number[need], size) for need in schedule.needs(op))
+    return [Job(str(op), rank, times(op), needs(op)) for rank, op in order]

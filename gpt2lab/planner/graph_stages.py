@@ -62,10 +62,8 @@ def stage_options(graph: OperatorGraph, cluster: Cluster, rows: int) -> Callable
                 dp = used // tp
                 if dp > rows:
                     continue
-                compute = sum(
-                    device.time(op.flops / used) + device.time(2 * op.flops / used) for op in members
-                )
                 again = sum(device.time(op.flops / used) for op in members)
+                compute = again + sum(device.time(2 * op.flops / used) for op in members)
                 rest = link.time(2 * crossing_bytes(graph, stage) / used)
                 if tp > 1:
                     size = 2 * (tp - 1) / tp * largest / dp

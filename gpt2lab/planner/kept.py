@@ -11,7 +11,7 @@ from . import tensor_costs
 from .experts import kept_more
 from .share import EXPERT, RankShare
 
-ATTENTION = 14  # numbers a token and channel that attention's backward holds while keys and values travel
+CHUNK = 128  # tokens whose logits a chunked loss holds at a time
 
 
 def inputs_only(share: RankShare) -> bool:
@@ -52,13 +52,10 @@ def kept_by_stage(share: RankShare, position: int, rows: int, tokens: int) -> Co
     return found
 
 
-def kept_by_head(share: RankShare, rows: int, tokens: int, half: bool = False) -> int:
-    """Bytes that the last norm keeps: its input, its output, two numbers a token; a chunked loss, its gradient too.
-
-    With `half` those that a first half frees: W needs the output.
-    """
-    stream, chunked = stream_bytes(share, rows, tokens), share.plan.loss == "chunked"
-    return (2 + chunked - (half and not chunked)) * stream + 2 * stream // share.config.n_embd
+def kept_by_head(share: RankShare, rows: int, tokens: int) -> int:
+    """Bytes that the last norm keeps: its input, its output, two numbers a token; a chunked loss, its gradient too."""
+    stream = stream_bytes(share, rows, tokens)
+    return (2 + (share.plan.loss == "chunked")) * stream + 2 * stream // share.config.n_embd
 
 
 def kept_by_block(share: RankShare, rows: int, tokens: int, layer: int) -> int:
@@ -91,9 +88,9 @@ def part_elements(share: RankShare, name: str) -> int:
     return sum(share.sizes.get((name, kind), 0) for kind in range(2 * EXPERT))
 
 
-def block_elements(share: RankShare, position: int) -> int:
-    """Elements of all blocks of a position."""
-    return sum(part_elements(share, f"h.{layer}") for layer in share.parts.layers[position])
+def block_elements(share: RankShare, position: int, layers: int) -> int:
+    """Elements of so many blocks of a position."""
+    return sum(part_elements(share, f"h.{layer}") for layer in share.parts.layers[position][:layers])
 
 
 def weights_held(share: RankShare, mine: float, whole: float) -> float:
@@ -104,25 +101,26 @@ def weights_held(share: RankShare, mine: float, whole: float) -> float:
     return e * whole + master * (master > e) * mine
 
 
-def kept_between(share: RankShare, position: int, rows: int, tokens: int) -> int:
-    """Bytes that wait for a unit's weight gradients: operands of its products, and gradients that are there."""
-    config, plan, n = share.config, share.plan, rows * tokens
-    c, words, net = config.n_embd, config.vocab_size if position == share.depth - 1 else 0, share.net
-    # operands of the products of keys and values, and of the MLP, that are wider or narrower than GPT-2's
-    more = 2 * (net.keys - c) + net.active * (2 + net.gated) * net.mlp - 8 * c
-    layers, chunked = len(share.parts.layers[position]), 0
-    if words and plan.loss == "chunked":  # the head's gradient is there, what it was made of is gone
-        words, chunked = 0, share.itemsize * words * c
+def kept_between(share: RankShare, position: int, rows: int, tokens: int, layers: int) -> int:
+    """Bytes that wait for a unit's weight gradients: operands of its products, and gradients that are there.
+
+    Of the head and of so many of the position's layers.
+    """
+    config, plan, net, n = share.config, share.plan, share.net, rows * tokens
+    c, last = config.n_embd, position == share.depth - 1
+    words, there = config.vocab_size * last, 0
+    if plan.loss == "chunked":  # the head's gradient is there, what it was made of is gone
+        words, there = 0, words * c
     if plan.zero == 3:  # blocks run again in the first half, which gives all of their gradients
-        return chunked + share.itemsize * (block_elements(share, position) + kept_for_weights(n, c, 0, words))
+        layers, there = 0, there + block_elements(share, position, layers)
     if plan.sp:
-        return made_at_once(share, position, layers) + share.itemsize * layers * n * (
-            2 * c + (c + net.active * net.mlp) // plan.tp
-        )
+        operands = layers * n * (2 * c + (c + net.active * net.mlp) // plan.tp)
+        return share.itemsize * (there + operands) + made_at_once(share, position, layers)
+    # operands of the products of keys and values, and of the MLP, that are wider or narrower than GPT-2's
+    more = layers * n * (2 * (net.keys - c) + net.active * (2 + net.gated) * net.mlp - 8 * c)
     whole = n * c * (4 * layers + bool(words)) * (plan.tp > 1)  # what tensor ranks have in common is not cut
-    return chunked + share.itemsize * (
-        whole + (kept_for_weights(n, c, layers, words) + layers * n * more - whole) // plan.tp
-    )
+    operands = whole + (kept_for_weights(n, c, layers, words) + more - whole) // plan.tp
+    return share.itemsize * (there + operands)
 
 
 def made_at_once(share: RankShare, position: int, layers: int) -> int:
@@ -140,11 +138,62 @@ def transient(share: RankShare, rows: int, tokens: int, matrix: int) -> int:
     """Bytes that a block's backward holds besides: gradients of its output and hidden layer, and of a `matrix`.
 
     A first half makes no weight's gradient (0); it has the hidden layer's on both its sides. Where keys and values
-    travel, attention's own backward holds more.
+    travel, attention's own backward may hold more.
     """
     plan, net, c = share.plan, share.net, share.itemsize * share.config.n_embd
     stream = rows * tokens * c + stream_bytes(share, rows, tokens) * plan.sp
     hidden = rows * tokens * share.itemsize * net.mlp * net.active * (1 + net.gated) // plan.tp
-    travels = plan.cp > 1 and plan.exchange != "heads" and not plan.exchange.startswith("halo")
-    attention = ATTENTION * rows * tokens * c // plan.tp if travels else 0
-    return max(stream + hidden + (matrix or hidden), attention)
+    mlp = stream + hidden + (matrix or hidden)
+    if plan.cp == 1 or plan.exchange == "heads" or plan.exchange.startswith("halo"):
+        return mlp
+    again = inputs_only(share)
+    apart = 2 + (not again) + 2 * (not matrix)  # of these tensor ranks hold all
+    held = rows * tokens * c * (apart + in_attention(share) / plan.tp) + 2 * hidden * (not matrix)
+    made = 9 * matrix // 4 * again  # all gradients of its matrices but those of queries, keys and values
+    return max(mlp, int(held) + made - kept_by_dense_block(share, rows, tokens))
+
+
+def in_attention(share: RankShare) -> float:
+    """Numbers a token and channel that a block holds amid attention's backward, besides its input.
+
+    Counted in dry runs: of a ring, of one pass over all rows, or where their gradients are given back.
+    """
+    plan, way = share.plan, ALIASES.get(share.plan.exchange, share.plan.exchange)
+    jumps = plan.layout != "contiguous"  # rows are put in order
+    if way.endswith("ring"):
+        return 19 + 3 * (plan.cp - 1 if jumps else share.cp)
+    rows = (3 if way == "qkv" else 2) * plan.cp
+    copies = {"kv-roots": 2, "triangle": 3}.get(way, 4) + jumps
+    return max(10 - jumps + 5.5 * plan.cp, copies * rows + (2 if way in ("qkv", "kv-allreduce") else 4))
+
+
+class Holding:
+    """What a rank holds now, by part, and what it held at the fullest moment so far."""
+
+    def __init__(self, **now: int):
+        self.now, self._fullest, self._most = Counter(now), ({}, {}), -1
+
+    def note(self, **more: int) -> None:
+        """What is held now, and this besides, is held at the same moment."""
+        total = sum(self.now.values()) + sum(more.values())
+        if total > self._most:
+            self._most, self._fullest = total, (dict(self.now), more)
+
+    def hold(self, parts: dict[str, int], sign: int = 1) -> None:
+        """These bytes, by part, are held from now on (sign=-1: no longer)."""
+        for part, size in parts.items():
+            self.now[part] += sign * size
+
+    def free(self, held: dict[str, int], size: int) -> None:
+        """So many bytes of a unit's activations are held no longer."""
+        held["activations"] -= size
+        self.now["activations"] -= size
+
+    @property
+    def fullest(self) -> Counter:
+        """What was held at the fullest moment so far, by part."""
+        now, more = self._fullest
+        held = Counter(now) + Counter(more)
+        held["buffers"] += held.pop("messages", 0) + held.pop("sums", 0)
+        held["weights"] += held.pop("whole", 0)
+        return held

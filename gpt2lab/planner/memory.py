@@ -12,7 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 
 from ..machine.arguments import checked
 from ..schedules import Op, Schedule
@@ -76,7 +76,7 @@ def _beside(share: RankShare) -> list[RankShare]:
     if share.plan.data in UNEVEN:
         return [replace(share, dp=dp, cp=cp) for dp in range(share.plan.dp) for cp in range(share.plan.cp)]
     sizes, name = share.table.sizes if share.table else [0], share.plan.exchange
-    unequal = len(sizes) - 1 if name == "triangle" or name.startswith("halo") else 0
+    unequal = len(sizes) - 1 if name.startswith(("triangle", "halo", "ring", "double")) else 0
     return [replace(share, cp=place) for place in {sizes.index(max(sizes)), unequal}]
 
 
@@ -92,8 +92,8 @@ def of_rank(share: RankShare, optimizer: str = "adamw") -> Held:
         return Held(share.pp, **dry_run(share.plan, share.config, *sizes, optimizer, share.number).parts)
     order = _order(share)
     walk = Walk(share, MOMENTS[optimizer], order.placement)
-    for op, beside in _with_messages(order, share):
-        walk.travel(beside)
+    for op, *beside in _with_messages(order, share):
+        walk.travel(*beside)
         walk.forward(op) if op.kind == "F" else walk.backward(op)
     walk.finish()
     return Held(share.pp, **walk.fullest)
@@ -113,17 +113,14 @@ def _order(share: RankShare) -> Schedule:
     return order_of(plan, enough)
 
 
-def _with_messages(order: Schedule, share: RankShare) -> Iterator[tuple[Op, list[Op]]]:
-    """A rank's operations, and whose messages it holds beside each: two from each neighbour, the last two that left.
-
-    Of what a stage sends forward nothing is counted where its unit keeps the output anyway.
-    """
+def _with_messages(order: Schedule, share: RankShare) -> Iterator[tuple[Op, list[Op], list[Op]]]:
+    """A rank's operations, and whose messages it holds beside each: two from each neighbour, the last two that left."""
     coming, sent = list(map(deque, order.incoming[share.pp].values())), defaultdict(lambda: deque(maxlen=2))
     for op in order.orders[share.pp]:
         asked = op._replace(kind="F" if op.kind == "F" else "I")
         for line in coming:
             if asked in line and op.kind != "W":
                 line.remove(asked)
-        yield op, [one for line in (*(islice(line, 2) for line in coming), *sent.values()) for one in line]
-        if (there := order.message(op)) and (there.kind == "I" or share.plan.recompute):
+        yield op, [one for line in coming for one in islice(line, 2)], [*chain(*sent.values())]
+        if there := order.message(op):
             sent[there.kind, op.stage].append(op)

@@ -67,10 +67,7 @@ class Transformer(GPT2Config):
     @property
     def multiplied(self) -> int:
         """Weights of a block's products that a token passes."""
-        return (
-            2 * self.n_embd * (self.n_embd + self.keys)
-            + self.active * (2 + self.gated) * self.n_embd * self.mlp
-        )
+        return self.n_embd * (2 * (self.n_embd + self.keys) + self.active * (2 + self.gated) * self.mlp)
 
     @property
     def block(self) -> int:
@@ -132,11 +129,8 @@ UNCOUNTED = "attention_bias", "mlp_bias", "add_cross_attention"
 LLAMA = {"gated": True, "tied": False, "learned": False, "bias": False}
 KINDS = {"gpt2": {}, "bloom": {"learned": False}} | dict.fromkeys(("llama", "mistral", "mixtral"), LLAMA)
 SAID = {"n_layer", "n_embd", "n_head", "vocab_size", "n_positions"}
-MORE_SAID = {
-    "llama": {"mlp"},
-    "mistral": {"mlp", "kv_heads"},
-    "mixtral": {"mlp", "kv_heads", "mlps", "active"},
-}
+MORE_SAID = {"llama": {"mlp"}, "mistral": {"mlp", "kv_heads"}}
+MORE_SAID["mixtral"] = MORE_SAID["mistral"] | {"mlps", "active"}
 """What a file of each kind must say, and what that of some must besides: what is left out is not the same for all."""
 MODELS = tomllib.loads(Path(__file__).with_name("models.toml").read_text())
 
@@ -144,9 +138,9 @@ MODELS = tomllib.loads(Path(__file__).with_name("models.toml").read_text())
 @lru_cache(maxsize=256)
 def units(config: GPT2Config) -> Transformer:
     """The same sizes as a `Transformer`."""
-    return (
-        config if isinstance(config, Transformer) else Transformer(*(getattr(config, name) for name in SIZES))
-    )
+    if isinstance(config, Transformer):
+        return config
+    return Transformer(*(getattr(config, name) for name in SIZES))
 
 
 @checked()
@@ -217,13 +211,11 @@ OF_SIZES |= {"kv_heads": "kv_heads", "mlp": "mlp"}
 
 def of_model() -> dict[str, Setting]:
     """The options of a model and its batch, for commands that predict."""
-    names = ", ".join([*PRESETS, *MODELS])
+    names, own = ", ".join([*PRESETS, *MODELS]), "in place of its own"
     return {
         "config": Setting(f"the model: {names}, or Hugging Face's config.json", default="gpt2"),
-        **{
-            name: Setting(f"its {name.replace('_', ' ')}, in place of its own", positive) for name in OF_SIZES
-        },
-        "layers": Setting("its layers, in place of its own", within(1, LAYERS)),
+        **{name: Setting(f"its {name.replace('_', ' ')}, {own}", positive) for name in OF_SIZES},
+        "layers": Setting(f"its layers, {own}", within(1, LAYERS)),
         "rows": Setting("sequences of a step", within(1, 100_000), 8, also=("batch",)),
         "length": Setting("tokens of a sequence; without it the model's positions", positive),
         "precision": Setting(

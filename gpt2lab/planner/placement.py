@@ -63,15 +63,8 @@ class Placing:
         """Every job and message of a placement on the clock."""
         place = {n: i for i, n in enumerate(self.order)}
         ops, count = self.graph.operators, len(self.graph)
-        jobs = [
-            Job(
-                ops[n].name,
-                where[n],
-                self.times[n],
-                tuple((place[u], ops[u].output) for u in self.graph.before[n]),
-            )
-            for n in self.order
-        ]
+        needs = lambda n: tuple((place[u], ops[u].output) for u in self.graph.before[n])
+        jobs = [Job(ops[n].name, where[n], self.times[n], needs(n)) for n in self.order]
         for n in reversed(self.order) if self.backward else ():
             gradients = ((2 * count - 1 - place[v], ops[n].output) for v in self.graph.after[n])
             jobs.append(Job(f"{ops[n].name}'", where[n], self.back[n], ((place[n], 0), *gradients)))
@@ -79,10 +72,10 @@ class Placing:
 
     def held(self, where: Sequence[int]) -> list[float]:
         """Bytes on every device: weights, gradients, optimizer state, and what is kept for backward."""
-        return [
-            sum(m for m, w in zip(self.memory, where, strict=True) if w == d)
-            for d in range(self.cluster.devices)
-        ]
+        held = [0.0] * self.cluster.devices
+        for size, device in zip(self.memory, where, strict=True):
+            held[device] += size
+        return held
 
     def cost(self, where: Sequence[int]) -> float:
         """Seconds of a placement, multiplied by 1 + penalty x (bytes too many / memory)."""
@@ -203,9 +196,8 @@ class _Search:
                 continue
             begin, way = problem.begin(n, d, done, free, where), 0.0
             if problem.backward:
-                ways = (
-                    problem.hop(u, where[u], d) + problem.back[u] + back[u] for u in problem.graph.before[n]
-                )
+                before = problem.graph.before[n]
+                ways = (problem.hop(u, where[u], d) + problem.back[u] + back[u] for u in before)
                 way = max(ways, default=0.0)
             yield max(begin + problem.tail[n] + way, problem.load()), d, begin, way
 

@@ -238,9 +238,8 @@ def gpt2_layers(config, rows: int, length: int, itemsize: int = 4) -> OperatorGr
     stream = itemsize * tokens * c
     kept = itemsize * tokens * (16 * c + 4 + config.n_head)
     embed = Operator("embed", 2 * c * tokens, stream, itemsize * (v + config.n_positions) * c)
-    block = Operator(
-        "", tokens * (24 * c * c + 4 * length * c), stream, itemsize * (12 * c * c + 13 * c), kept
-    )
+    flops, weights = tokens * (24 * c + 4 * length) * c, itemsize * (12 * c + 13) * c
+    block = Operator("", flops, stream, weights, kept)
     blocks = [replace(block, name=f"h.{i}") for i in range(config.n_layer)]
     head = Operator("head", 2 * c * v * tokens, itemsize, itemsize * 2 * c, itemsize * tokens * (c + 2 + v))
     return OperatorGraph.chain([embed, *blocks, head])

@@ -51,10 +51,8 @@ class Fabric:
     def links(self, source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(latency, bytes per second) of messages that go at the same time."""
         level = self.levels(source, target)
-        links = self.inside, self.rail, self.spine
-        latency, bandwidth = (
-            np.array([getattr(x, name) for x in links])[level] for name in ("latency", "bandwidth")
-        )
+        links = np.array([(x.latency, x.bandwidth) for x in (self.inside, self.rail, self.spine)])
+        latency, bandwidth = links[level].T
         card = level > 0  # a rank's way inside its machine and its network card are two
         busy = np.ones(len(source))
         for one, other in ((source, target), (target, source)):

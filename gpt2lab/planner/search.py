@@ -230,9 +230,8 @@ def halved(problem: ChainProblem, space: Space, judge: Judge) -> None:
             best = {at: _cheapest(problem, n, at, best) for at in ends}
         plan = min(best.values(), key=lambda found: found[0])[1]
         before = [at.cut[: axis + 1] for at in plan]
-        done = [
-            sorted({a.cut for a in row if a.cut[:1] == cut}) for row, cut in zip(space, before, strict=True)
-        ]
+        both = zip(space, before, strict=True)
+        done = [sorted({a.cut for a in row if a.cut[:1] == cut}) for row, cut in both]
     judge(plan)
 
 

@@ -66,11 +66,8 @@ def stage_ways(share: RankShare, stage: int, rows: int, tokens: int) -> dict[str
             ends[way].extend(_calls("tp", leave[way]) * (position == 0))
             ends[way].extend(_calls("tp", enter[way]) * (position == share.depth - 1))
         if position == share.depth - 1:
-            ends[0].extend(
-                _calls(
-                    "tp", tensor_costs.loss_cost(replace(shape, itemsize=max(4, share.itemsize)), share.tp)
-                )
-            )
+            wide = replace(shape, itemsize=max(4, share.itemsize))
+            ends[0].extend(_calls("tp", tensor_costs.loss_cost(wide, share.tp)))
     for way, found in enumerate(_attention(share, rows)):
         blocks[way].extend([found.times(layers)] if layers else [])
     again = blocks[0] * share.again[0] + ends[0] * share.again[1]
@@ -89,12 +86,8 @@ def _attention(share: RankShare, rows: int):
         return
     name = ALIASES.get(plan.exchange, plan.exchange)
     c, keys = config.n_embd, share.net.keys  # queries and what attention gives are as wide as the model
-    width = (
-        c
-        if name.startswith("halo-x")
-        else {"heads": (c + keys) // 2, "qkv": (c + 2 * keys) // 3}.get(name, keys)
-    )
-    numbers = rows * width // (1 if name.startswith("halo-x") else plan.tp)
+    narrow = {"heads": (c + keys) // 2, "qkv": (c + 2 * keys) // 3}.get(name, keys)
+    numbers = rows * c if name.startswith("halo-x") else rows * narrow // plan.tp
     pieces = 2 * plan.cp  # a coarse table says the same of equal parts, much sooner
     coarse = config.window is None and plan.layout in ("contiguous", "zigzag") and share.length % pieces == 0
     scale = share.length // pieces if coarse else 1
@@ -108,9 +101,7 @@ def _attention(share: RankShare, rows: int):
 _exchange = lru_cache(maxsize=4096)(context.sent)
 
 
-def _to_stages(
-    share: RankShare, stage: int, rows: int, tokens: int
-) -> tuple[list[AxisTraffic], list[AxisTraffic]]:
+def _to_stages(share: RankShare, stage: int, rows: int, tokens: int) -> tuple[list, list]:
     """The stage's output to the next one, its input's gradient to the one before, where those are on another rank."""
     schedule, position = frame(share.plan), share.stages[stage]
     own = split_sizes(tokens, share.plan.tp)[share.tp] if share.plan.sp else tokens

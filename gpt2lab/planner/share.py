@@ -275,9 +275,8 @@ def _parameters(
     words = split_sizes(config.vocab_size, n)[rank] * c
     found = [Parameter("wte.weight", words, cut)] * (first or (last and net.tied))
     found += [Parameter("wpe.weight", config.n_positions * c, partial=sp)] * (first and net.learned)
-    found += [
-        Parameter(f"h.{layer}.{name}", *rest) for layer in blocks for name, *rest in block + mlps(layer)
-    ]
+    for layer in blocks:
+        found += [Parameter(f"h.{layer}.{name}", *rest) for name, *rest in block + mlps(layer)]
     found += [Parameter(*one) for one in norm("ln_f") * last]
     return tuple(found + [Parameter("lm_head.weight", words, cut)] * (last and not net.tied))
 

@@ -109,9 +109,8 @@ def _options(mesh: Plan, rows: int, many: bool, node: int, schedules: tuple, rej
     if 1 < here < together and together % here == 0:  # HSDP
         zeros += [more | {"shard": here} for more in zeros[2:]]
         rejected["other groups of HSDP"] += len(micros)
-    exchanges = (
-        [{}] if mesh.cp == 1 else [{}, {"layout": "zigzag", "exchange": "ring"}, {"exchange": "heads"}]
-    )
+    exchanges = [{}, {"layout": "zigzag", "exchange": "ring"}, {"exchange": "heads"}]
+    exchanges = exchanges if mesh.cp > 1 else exchanges[:1]
     sps = [False, True] if mesh.tp > 1 else [False]
     if many and mesh.tp > 1:
         rejected["tensor ranks without sequence parallelism"] += len(micros)
@@ -119,9 +118,8 @@ def _options(mesh: Plan, rows: int, many: bool, node: int, schedules: tuple, rej
     losses = ["whole", "chunked"] if mesh.tp == 1 else ["whole"]
     tried = schedules if mesh.pp > 1 else SCHEDULES[:1]
     rejected["other schedules"] += (len(NAMES) - len(tried)) * len(micros) * (mesh.pp > 1)
-    for micro, zero, more, sp, loss, schedule in product(
-        sorted(micros), zeros, exchanges, sps, losses, tried
-    ):
+    every = product(sorted(micros), zeros, exchanges, sps, losses, tried)
+    for micro, zero, more, sp, loss, schedule in every:
         plan = replace(mesh, micro=micro, sp=sp, loss=loss, schedule=schedule, **zero, **more)
         yield plan
         if plan.zero < 3 or mesh.pp > 1:  # without a pipeline stage 3 runs blocks again, or refills them
