@@ -363,7 +363,6 @@ OF_SHARDED = {
         "self.whole[last[0]] // self.e",
     ),
     "the head's sum waits for it": (Walk._loss, "self.start_sum(0)  # it leaves", "pass  # it leaves"),
-    "a second half's waits too": (Walk._head_again, "self.start_sum(0)", "pass"),
 }
 OF_PIPELINES = {
     "messages under way": (Walk.travel, "sum(stream_bytes", "0 * sum(stream_bytes"),
@@ -425,6 +424,11 @@ MENDED = {  # plans of which the formulas once said up to 18 % too much or too l
     for text in texts.split()
 }
 OF_MENDED = {
+    "the head's sum in a second half waits for what was before": (
+        Walk._head_again,
+        "self.start_sum(0)",
+        "pass",
+    ),
     "a chunked loss's gradient is added to what was there": (
         Walk._loss,
         "half or sent and (self.plan.zero > 1 or not self._is_first(self.last))",
