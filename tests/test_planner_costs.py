@@ -535,7 +535,6 @@ OF_MIXTURES = {
     "fewer replicas of experts": (RankShare.sharers, "part[1] >= EXPERT", "False"),
     "experts without replicas are not gathered": (Walk.__init__, "share.sharers(key) > 1", "True"),
     "nor summed with a block's last part": (Walk.__init__, "key[1] == self.cut_last  #", "True  #"),
-    "a stage 1 that joins them": (Walk._join, "key[1] < EXPERT", "True"),
     "rows of experts": (experts.kept_of_rows, "rows_of(share.config, share.length, tokens)", "0"),
     "their hidden layers": (experts.kept_of_rows, "8 * hidden", "0"),
     "experts' gradients before those of attention": (

@@ -311,7 +311,7 @@ class Walk(Holding):
         for key, group in reversed(share.groups.items()):
             size, ranks, shard = self.sizes[key], share.sharers(key), share.shards[key]
             copied = len(group) > 1 or size % ranks  # then they are freed before the sum
-            self.note(gradients=self.e * shard * (ranks if copied else key[1] < EXPERT) + before)
+            self.note(gradients=self.e * shard * (ranks if copied else 1) + before)
             self.now["gradients"] += share.master * shard - self.e * size
             before = self.e * ranks * shard  # what was joined last is there until the next is
 
