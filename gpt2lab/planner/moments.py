@@ -188,8 +188,8 @@ class Walk(Holding):
         if zero < 2:
             self.note(gradients=there, activations=stays - operands)
         elif self.here and layers and self.here.users[f"h.{layers[0]}"] > 1 and self.plan.tp == 1:
-            # the weights stay for another unit, and shards come
-            matrix += self.left[f"h.{layers[0]}"] * (others if there else min(1, others))
+            # the weights stay for another unit, and a shard comes
+            matrix += self.left[f"h.{layers[0]}"] * min(1, others)
         for over in {0, others * (zero == 2)} if layers else ():
             blocks = sum(self.whole[f"h.{layer}"] for layer in layers[others - over :])
             self.note(
