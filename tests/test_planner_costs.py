@@ -363,7 +363,6 @@ OF_SHARDED = {
         "self.whole[last[0]] // self.e",
     ),
     "the head's sum waits for it": (Walk._loss, "self.start_sum(0)  # it leaves", "pass  # it leaves"),
-    "a second half's waits too": (Walk._head_again, "self.start_sum(0)", "pass"),
 }
 OF_PIPELINES = {
     "messages under way": (Walk.travel, "sum(stream_bytes", "0 * sum(stream_bytes"),
@@ -425,6 +424,11 @@ MENDED = {  # plans of which the formulas once said up to 18 % too much or too l
     for text in texts.split()
 }
 OF_MENDED = {
+    "the head's sum in a second half waits for what was before": (
+        Walk._head_again,
+        "self.start_sum(0)",
+        "pass",
+    ),
     "a chunked loss's gradient is added to what was there": (
         Walk._loss,
         "half or sent and (self.plan.zero > 1 or not self._is_first(self.last))",
@@ -531,7 +535,6 @@ OF_MIXTURES = {
     "fewer replicas of experts": (RankShare.sharers, "part[1] >= EXPERT", "False"),
     "experts without replicas are not gathered": (Walk.__init__, "share.sharers(key) > 1", "True"),
     "nor summed with a block's last part": (Walk.__init__, "key[1] == self.cut_last  #", "True  #"),
-    "a stage 1 that joins them": (Walk._join, "key[1] < EXPERT", "True"),
     "rows of experts": (experts.kept_of_rows, "rows_of(share.config, share.length, tokens)", "0"),
     "their hidden layers": (experts.kept_of_rows, "8 * hidden", "0"),
     "experts' gradients before those of attention": (

@@ -381,7 +381,7 @@ INTERNAL = {  # what is public by name and is given only what others have checke
     "planner.experts": (SHARE, "planner.dry planner.kept planner.moments"),
     "planner.failures.Phase": (RECORD, ""),
     "planner.fit.Fit": (RECORD, ""),
-    "planner.gathers": (SHARE, "planner.sends"),
+    "planner.gathers": (SHARE, "planner.moments planner.sends"),
     "planner.graph_stages.StagePlan": (RECORD, ""),
     "planner.graph_stages.integer_program": (SEARCH, "planner.alpa"),
     "planner.kept": (SHARE, "planner.bounds planner.moments planner.seconds"),

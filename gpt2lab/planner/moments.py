@@ -188,8 +188,8 @@ class Walk(Holding):
         if zero < 2:
             self.note(gradients=there, activations=stays - operands)
         elif self.here and layers and self.here.users[f"h.{layers[0]}"] > 1 and self.plan.tp == 1:
-            # the weights stay for another unit, and shards come
-            matrix += self.left[f"h.{layers[0]}"] * (others if there else min(1, others))
+            # the weights stay for another unit, and a shard comes
+            matrix += self.left[f"h.{layers[0]}"] * min(1, others)
         for over in {0, others * (zero == 2)} if layers else ():
             blocks = sum(self.whole[f"h.{layer}"] for layer in layers[others - over :])
             self.note(
@@ -311,7 +311,7 @@ class Walk(Holding):
         for key, group in reversed(share.groups.items()):
             size, ranks, shard = self.sizes[key], share.sharers(key), share.shards[key]
             copied = len(group) > 1 or size % ranks  # then they are freed before the sum
-            self.note(gradients=self.e * shard * (ranks if copied else key[1] < EXPERT) + before)
+            self.note(gradients=self.e * shard * (ranks if copied else 1) + before)
             self.now["gradients"] += share.master * shard - self.e * size
             before = self.e * ranks * shard  # what was joined last is there until the next is
 
