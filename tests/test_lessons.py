@@ -1,6 +1,7 @@
 """Lessons are built reproducibly from their sources, and refused when they would leak."""
 
 import ast
+import inspect
 import json
 import os
 import re
@@ -169,6 +170,21 @@ def test_imports_stand_in_a_cell_of_their_own_which_is_folded():
         first = next(cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code")
         assert first.metadata.get("jupyter") == {"source_hidden": True}, path.name
         assert all(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.parse(first.source).body)
+
+
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("solutions/*.ipynb")), ids=lambda path: path.stem)
+def test_source_that_a_lesson_shows_is_that_of_today(path):
+    names = {}
+    for cell in nbformat.read(path, 4).cells:
+        if cell.cell_type != "code" or cell.source.startswith("%%"):
+            continue
+        tree, shown = ast.parse(cell.source), json.dumps(cell.outputs)
+        imports = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        exec(compile(ast.Module(imports, []), path.name, "exec"), names)
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        for one in (arg for call in calls if ast.unparse(call.func) == "show_source" for arg in call.args):
+            source = inspect.getsource(eval(ast.unparse(one), names)).rstrip()
+            assert json.dumps(source)[1:-1] in shown, f"build it again: {ast.unparse(one)} has changed"
 
 
 def test_every_committed_notebook_has_a_source():
