@@ -1,7 +1,6 @@
 """Where runs are kept: a new folder for each, and how to find one again."""
 
 import json
-import os
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
@@ -56,11 +55,13 @@ def folder_for(source: Path | None, options: "Options", out: str, here=None) -> 
 @contextmanager
 def occupied(folder: Path | None):
     """Keep other processes from training in a run's folder, until this one leaves or dies. Raises ValueError."""
-    with open(folder / "job" if folder else os.devnull, "ab") as file:
+    if not folder:
+        return (yield)
+    with open(folder / "job", "ab") as file:
         try:
             from fcntl import LOCK_EX, LOCK_NB, flock
 
-            flock(file, LOCK_EX | LOCK_NB if folder else 0)
+            flock(file, LOCK_EX | LOCK_NB)
         except BlockingIOError:
             said = f"Another process is training in {folder}. Wait for its end, or start a run of your own."
             raise ValueError(said) from None
