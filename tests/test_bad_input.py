@@ -76,7 +76,7 @@ TYPED = {
     "data --text empty.txt": "'empty.txt' is no file with text in it",
     "data --text some.txt --out nowhere/x.bin": "There is no folder nowhere to write x.bin into",
     "train --seed -1": "--seed -1 is too small. Use 0 or more.",
-    "train --resume= --steps 1": "Name a run, or give --resume alone for the newest.",
+    "train --resume= --steps 1": "--resume is empty (an unset variable?)",
     "train --lr nan": "--lr nan is no finite number",
     "train --out link --steps 1": "link: File exists",
     "generate --model model --temperature nan": "temperature = nan does not fit Sampling. Use a number of 0 or more.",

@@ -107,9 +107,8 @@ class Walk(Holding):
         kept = self._keeps(op)
         logits = logits_bytes(self.share, rows, tokens) * (position == self.last)
         self._again(position, graph=not self.plan.recompute)
-        if (
-            self.plan.loss == "chunked" and position == self.last
-        ):  # a buffer, new for another number of tokens
+        # a chunk's buffer is new for another number of tokens
+        if self.plan.loss == "chunked" and position == self.last:
             chunk = self.e * min(CHUNK, rows * tokens) * self.share.config.vocab_size
             self.note(activations=kept["activations"], buffers=chunk * (chunk != self.now["buffers"]))
             self.now["buffers"] = chunk
@@ -160,6 +159,7 @@ class Walk(Holding):
         there = self._products(position, sizes["activations"])
         self.hold(sizes, -1)
         if last and self.made:
+            self.now["sums"] *= self.plan.zero != 2  # it left while the blocks' filled
             self._head_again(there)
         if self.here:  # from the first half to the second the blocks' weights stay
             self.here.reduce(position)

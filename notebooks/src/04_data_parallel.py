@@ -681,7 +681,7 @@ def parallel_step(model, optimizer, mine, total, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: What goes another way than through comm is counted by nobody. Use comm.all_reduce
+# FAIL: all_reduce sends what nobody counts. Use the calls of comm that are counted
 # MISTAKE: The sum is right, by a call of torch that goes past what counts the bytes.
 def parallel_step(model, optimizer, mine, total, axis):
     optimizer.zero_grad()

@@ -277,7 +277,7 @@ def sum_over_both(x, x_axis, y_axis):
 
 
 # %% tags=["wrong"]
-# FAIL: No byte was counted: use the three calls of comm
+# FAIL: all_reduce sends what nobody counts. Use the calls of comm that are counted
 # MISTAKE: PyTorch's own call over all ranks: no byte of it is counted.
 def sum_over_both(x, x_axis, y_axis):
     x = x.clone()

@@ -603,9 +603,7 @@ def split(times, stages):
 
 # %% [markdown]
 # And with the times that you measured above, on two live ranks: first on free links, then paced to 1 ms and 200 MB/s,
-# which the dynamic program does not know. Messages are the same for both cuts: 98 kB of activations for each
-# micro-batch and way, and 2.3 MB for the tied embedding (computed). So the gain, some milliseconds, is a smaller share
-# of a longer step; when other programs want the cores, it may not show.
+# which the dynamic program does not know.
 
 # %% tags=["measured"]
 blocks = [lab.blocks_of(bounds) for bounds in cuts.values()]

@@ -208,7 +208,7 @@ def two_levels(x, inside, across):
 
 
 # %% tags=["wrong"]
-# FAIL: No byte to the other machine was counted: use the calls of comm
+# FAIL: all_reduce sends what nobody counts. Use the calls of comm that are counted
 # MISTAKE: PyTorch's own call over all ranks: no byte of it is counted.
 def two_levels(x, inside, across):
     x = x.clone()

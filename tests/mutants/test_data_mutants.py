@@ -103,8 +103,6 @@ BUGS = {
     "layer 0 never updated":  # the lecture's loop runs from the last layer to layer 1
         (stages.Zero3._send, "super()", "f.names[0].startswith('h.0.') and f.whole_grad.zero_(); super()",
          "dp=2,zero=3,data=owner"),
-    "old gradient shrinks":  # divided by the ranks, not cleared (the lecture's reduce with AVG)
-        (stages.Zero1._hand_out, "f.grad = None", "f.grad = f.grad / 2", "dp=2,zero=3"),
     "weights freed before backward":
         (stages.Zero3._after_block, "if self.refill or not torch.is_grad_enabled():", "if True:",
          "dp=2,zero=3"),

@@ -54,7 +54,7 @@ GUARDS = {  # what is wrong then: file, what stands there, what is put there, th
     ),
     "a full disk is not explained": (
         "processes/pool.py",
-        "if error.errno not in FULL:",
+        "if error.errno not in (errno.ENOSPC, errno.EDQUOT):",
         "if True:",
         (HERE, "full_disk"),
         "No space left on device",

@@ -40,7 +40,7 @@ SURVIVED = {
         (start, "DTYPES[options.dtype], options.seed, device)", "DTYPES[options.dtype], 0, device)",
          test_effects.test_the_seed_is_that_of_weights_and_of_batches),
     "the option of weight decay is dropped":
-        (Options.the_recipe, "weight_decay=self.weight_decay,", "",
+        (Options.the_recipe, '"weight_decay", ', "",
          (test_effects.test_an_option_changes_the_run, "weight_decay")),
     "the option of clipping is dropped":
         (Options.the_recipe, "clip=self.clip or None,", "",

@@ -3,7 +3,7 @@
 import sys
 import threading
 from contextlib import contextmanager
-from functools import wraps
+from functools import cached_property, wraps
 from pathlib import Path
 from types import FunctionType
 
@@ -185,7 +185,8 @@ def restored(before: dict[str, dict]) -> list[str]:
         now = vars(sys.modules[name])
         for key, (value, inside) in values.items():
             table = _contents(key, value)
-            other = [k for k in {**table, **inside} if table.get(k) is not inside.get(k)]
+            kept = [k for k in table if isinstance(getattr(type(value), str(k), None), cached_property)]
+            other = [k for k in {**table, **inside} if table.get(k) is not inside.get(k) and k not in kept]
             if now.get(key) is not value or other:
                 found.append(f"{name.rpartition('.')[2]}.{key}")
             now[key] = value
