@@ -420,6 +420,7 @@ MENDED = {  # plans of which the formulas once said up to 18 % too much or too l
         (LONG, 8, 256, "pp=2,dp=2,tp=2,micro=2,zero=3,schedule=interleaved,sp=on"),
         (LONG, 8, 256, "cp=2,dp=2,zero=3,layout=zigzag,exchange=ring pp=2,dp=2,micro=2,zero=3,loss=chunked"),
         (WORDY, 8, 48, "pp=4,dp=2,micro=4,schedule=interleaved,zero=3"),
+        (WORDY, 8, 64, "pp=2,dp=2,micro=4,schedule=zb_v,zero=2,loss=chunked"),
     ]
     for text in texts.split()
 }
@@ -428,6 +429,11 @@ OF_MENDED = {
         Walk._head_again,
         "self.start_sum(0)",
         "pass",
+    ),
+    "that sum has left when the blocks' products are over": (
+        Walk._second_half,
+        "self.plan.zero != 2",
+        "True",
     ),
     "a chunked loss's gradient is added to what was there": (
         Walk._loss,
