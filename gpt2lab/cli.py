@@ -94,14 +94,14 @@ def entry() -> int:
         os.getcwd()
     except FileNotFoundError:
         print("gpt2lab: the current folder has been deleted. Change to another one.", file=sys.stderr)
-        return 1
+        return 2
+    os.environ["MPLBACKEND"] = "agg"  # figures are written into files, whatever a notebook asked for
     from .machine import huge_pages
 
     computes = sys.argv[1:2] and sys.argv[1] in ("train", "generate", "verify", "bench", "info", "calibrate")
     if computes and huge_pages.ask_for_huge_pages():
         home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        # what lies in the current folder is no module
-        safe = [] if os.path.samefile(home, os.curdir) else ["-P"]
+        safe = [] if os.path.samefile(home, os.curdir) else ["-P"]  # no module lies in the current folder
         os.execv(sys.executable, [sys.executable, *safe, "-m", "gpt2lab", *sys.argv[1:]])
     status = main()
     launchers = sys.modules.get(f"{__package__}.processes.launchers")

@@ -331,7 +331,7 @@ def test_a_deleted_folder_and_a_python_without_torch_are_told(tmp_path):
     home = os.path.dirname(os.path.dirname(cli.__file__))
     shell = ["bash", "-c", f"cd {gone} && rmdir {gone} && PYTHONPATH={home} {line}"]
     found = subprocess.run(shell, capture_output=True, text=True)
-    assert found.returncode == 1 and found.stderr == (
+    assert found.returncode == 2 and found.stderr == (
         "gpt2lab: the current folder has been deleted. Change to another one.\n"
     )
     bare = [sys.executable, "-S", "-P", "-c", "import gpt2lab; gpt2lab.launch"]  # -S: no installed packages

@@ -142,3 +142,10 @@ def test_runs_that_begin_in_the_same_second_get_folders_of_their_own(tmp_path, m
     monkeypatch.setattr(folders.time, "strftime", lambda _: "20260101-000000")
     made = [folders.new(Options(), tmp_path / "runs").name for _ in range(3)]
     assert made == ["20260101-000000", "20260101-000000-1", "20260101-000000-2"] == sorted(made)
+
+
+def test_a_folder_whose_name_no_checkpoint_could_have_is_refused_before_a_run_begins(tmp_path):
+    name = os.fsdecode(bytes(tmp_path) + b"/runs\xff")
+    with pytest.raises(ValueError, match=r"runs\\udcff' is not valid UTF-8.*Use another name"):
+        folders.new(Options(), name)
+    assert not list(tmp_path.iterdir())

@@ -307,7 +307,11 @@ def test_ctrl_c_ends_cleanly_with_a_checkpoint_and_resume_goes_on(tmp_path):
     done = len(read_log(logs[0].parent))
     steps = str(done + 2)
     again = subprocess.run(
-        [*command, "--resume", "--steps", steps], capture_output=True, text=True, timeout=100
+        [*command, "--resume", "--steps", steps],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | {"MPLBACKEND": "no such"},  # the curve opens no window
     )
     assert again.returncode == 0, again.stderr
     assert len(read_log(logs[0].parent)) == done + 2

@@ -72,6 +72,8 @@ def occupied(folder: Path | None):
 
 def new(options: "Options", out: str | Path, job: str = "") -> Path:
     """A folder for this run, with its options and the launcher's name of the job in it."""
+    if (written := str(out)) != written.encode(errors="ignore").decode():
+        raise ValueError(f"{written!r} is not valid UTF-8, which safetensors asks for. Use another name.")
     Path(out).mkdir(parents=True, exist_ok=True)  # fails, with its name, where it is a file
     name = time.strftime("%Y%m%d-%H%M%S")
     for number in count():  # where another run has begun in the same second

@@ -70,8 +70,7 @@ def finish(options: Options, folder: Path, interrupted: list[str], trained: list
         print(f"Stopped{by}: saved step {step}. Continue with: {way}")
     elif not trained:
         print(f"All {options.steps} steps were trained before. For more of them: --steps {2 * options.steps}")
-    vals = [e["val"] for e in log if "val" in e]
-    if vals:
+    if vals := [e["val"] for e in log if "val" in e]:
         print(f"validation loss {vals[-1]:.3f} (a fresh model has ln 50257 = 10.825)")
     print(f"log, loss curve and checkpoint: {folder}")
     print(f"Let it write: gpt2lab generate --model {folder}")
