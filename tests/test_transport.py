@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -440,6 +442,20 @@ def test_who_has_delivered_and_left_is_not_taken_for_who_is_late():
     memory.leave(2)
     engine._check_peers()
     assert str(call.error).startswith("rank 2 has left the group, while rank 0 waited for it in barrier")
+
+
+def test_a_process_lives_until_it_has_ended_whatever_its_name():
+    renamed = "import ctypes; ctypes.CDLL(None).prctl(15, b'a) Z 1 (', 0, 0, 0); print(flush=True); input()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", renamed], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    child.stdout.readline()
+    assert transport.memory._lives(child.pid)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not transport.memory._lives(child.pid)  # it has ended, and nobody has asked how
+    child.communicate()
+    assert not transport.memory._lives(child.pid)
 
 
 def test_patience_counts_from_the_last_progress():
