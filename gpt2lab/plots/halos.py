@@ -73,14 +73,16 @@ def anemoi(tokens: int, width: int, window: int, heads: int) -> Figure:
     left.plot(ranks, 1e3 * by_halo, "s-", color=THINGS[3], label="halo of x, both sides")
     left.set(xlabel="GPUs", ylabel="milliseconds, forward", ylim=(0, None), xticks=ranks)
     speeds = np.geomspace(1e10, 1e12, 50)
-    for products, look, name in ((4, "-", "halo of x"), (6, "--", "with the halo's q computed too")):
+    ways = (4, "-", "halo of x", "right"), (6, "--", "with the halo's q computed too", "left")
+    for products, look, name, side in ways:
         twice = 2 * window * products * width**2 / rate
         times, cross = 2 * window * row / speeds + twice, rate * 2 / (products * width)
         right.loglog(speeds / 1e9, 1e6 * times, ls=look, color=THINGS[3], label=name)
         same = f"equal at {cross / 1e9:.0f} GB/s"
         meet = cross / 1e9, 1e6 * 4 * window * row / cross
         right.plot(*meet, "o", color="black")
-        right.annotate(same, meet, (6, 4), textcoords="offset points", fontsize=8)
+        place = (7, 3) if side == "left" else (-7, -9)
+        right.annotate(same, meet, place, textcoords="offset points", fontsize=8, ha=side)
     label = "halo of k, v"
     right.loglog(speeds / 1e9, 1e6 * 4 * window * row / speeds, color=COLORS["backward"], label=label)
     right.set(xlabel="GB/s of a link, each way", ylabel="microseconds, forward")

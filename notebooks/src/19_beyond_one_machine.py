@@ -479,7 +479,7 @@ for ep in (8, 64):
 # %%
 large = curves("175B", ("ZeRO-3", "tp x dp", "tp x pp x dp", "cp x dp"), lambda n: 4096, seconds)
 show(
-    plots.scaling(large, "seconds a step", "175B, 4,096 sequences", lambda n: 8 * large["tp x dp"][8][0] / n),
+    plots.scaling(large, "seconds a step", "175B, 4,096 sequences", lambda n: 8 * large["ZeRO-3"][8][0] / n),
     "computed",
     "ZeRO-3 gathers all weights for every micro-batch, and a sequence of 2,048 tokens is work enough to hide that, "
     "if all eight cards of a machine carry it. Hollow: above 80 GB, at 2 bytes for every number.",
