@@ -138,10 +138,5 @@ def run(rank: int, world_size: int, config: GPT2Config, mixture: Mixture, x, gra
     sum_copies(mixture, copied)
     sent.append(bytes_sent())
     mixture.router.weight.grad = comm.all_reduce(mixture.router.weight.grad, mesh["ep"])
-    return (
-        y.detach(),
-        {n: p.grad for n, p in mixture.named_parameters()} | {"x": mine.grad},
-        load,
-        computed[0],
-        sent,
-    )
+    gradients = {n: p.grad for n, p in mixture.named_parameters()} | {"x": mine.grad}
+    return y.detach(), gradients, load, computed[0], sent
