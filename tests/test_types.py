@@ -10,6 +10,7 @@ from gpt2lab.lessons.labs.types import ARROWS, GRADIENT, IllTyped, Types
 from gpt2lab.plan import Plan
 from gpt2lab.ranks.axis import Axis
 from gpt2lab.reference import CONFIG, EXPERTS
+from gpt2lab.transport.pretended import one_of
 
 BACK = {  # the call that each makes on the way back
     "copy_to": "reduce_from",
@@ -20,6 +21,10 @@ BACK = {  # the call that each makes on the way back
     "scatter_to": "gather_replicated",
     "all_to_all": "all_to_all",
     "ring_shift": "ring_shift",
+    "broadcast": "reduce",
+    "reduce": "broadcast",
+    "gather": "scatter",
+    "scatter": "gather",
 }
 SEEN = {  # what types say of the planted bugs; of all others nothing
     "bias added n times": "add(V, I) on axis tp",
@@ -120,6 +125,17 @@ def test_a_call_refuses_what_it_does_not_take():
     kinds, axis = Types(), Axis("tp", (0, 1), 0)
     with kinds.calls(), pytest.raises(IllTyped, match="copy_to of V on axis tp: it takes I."):
         types.comm.copy_to(kinds.give(torch.ones(2), tp="V"), axis)
+
+
+@pytest.mark.parametrize(
+    "call, takes, makes", [("all_gather", "V", "R"), ("broadcast", "V", "R"), ("reduce", "P", "V")]
+)
+def test_what_a_call_brings_later_has_its_type(call, takes, makes):
+    kinds, axis = Types(), Axis("tp", (0, 1), 0)
+    with one_of(0, 2), kinds.calls():
+        x = kinds.give(torch.ones(2, 2), tp=takes)
+        later = getattr(types.comm, call)(x, axis, async_op=True)
+        assert kinds.of(later.wait()) == {"tp": makes} and kinds.of(later.wait() * 2) == {"tp": makes}
 
 
 WRONG = {

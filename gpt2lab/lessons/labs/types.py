@@ -28,6 +28,10 @@ ARROWS = {  # what a call takes, and what it makes of that on its axis; a consta
     "scatter_to": ("I", "V"),
     "all_to_all": ("V", "V"),
     "ring_shift": ("V", "V"),
+    "broadcast": ("V", "R"),  # of what the root has
+    "reduce": ("PV", "V"),
+    "gather": ("V", "V"),
+    "scatter": ("V", "V"),
     "all_reduce": ("PV", ""),
 }
 ADDED = "add", "sub", "iadd", "isub", "add_", "sub_"
@@ -96,7 +100,7 @@ class Types(TorchFunctionMode):
                     )
                 types |= {name: makes if kind else ""}
             made = call(x, axis, *args, **options)
-            for y in _tensors([made]):
+            for y in _tensors([made.wait() if hasattr(made, "wait") else made]):
                 self.give(y, **types)
             return made
 
