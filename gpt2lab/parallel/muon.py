@@ -21,7 +21,7 @@ ITERATIONS, MOMENTUM, EPS = 5, 0.95, 1e-7
 
 
 def by_muon(piece: Piece) -> bool:
-    """Whether Muon steps a piece: a matrix of the blocks. Embeddings, biases and norms are AdamW's."""
+    """Whether Muon steps a piece: a matrix of the blocks, c_attn as one. Embeddings, biases and norms are AdamW's."""
     return piece.decay and piece.name.startswith("h.")
 
 
