@@ -7,8 +7,6 @@ from ...ranks import comm
 from ...ranks.axis import Axis
 from ...ranks.mesh import Mesh
 
-LAID_OUT = torch.contiguous_format
-
 
 def sums(rank: int, world_size: int, count: int, dtype=torch.float32) -> dict[str, torch.Tensor]:
     """The sum of all ranks' numbers (count,) by each algorithm, by the transport, and in the order of the ranks."""
@@ -49,9 +47,9 @@ def product_by_tree(x: torch.Tensor, w: torch.Tensor, axis: Axis, blocks: int) -
             f"{x.size(1)} of the features on one of {axis.size} ranks are no share of {blocks} blocks that is alike on "
             "any number of ranks. Use 2, 4, 8 ... blocks and ranks, and features that they divide."
         )
-    columns, rows = (t.chunk(mine, dim) for t, dim in ((x, 1), (w, 0)))
+    columns, rows = torch.stack(x.chunk(mine, 1)), torch.stack(w.chunk(mine))
     # Copies: a library's product may depend on where its factors lie in memory.
-    parts = [a.clone(memory_format=LAID_OUT) @ b.clone() for a, b in zip(columns, rows, strict=True)]
+    parts = [a.clone() @ b.clone() for a, b in zip(columns, rows, strict=True)]
     return doubling.all_reduce(tree(parts), axis)
 
 
