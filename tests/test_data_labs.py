@@ -12,6 +12,7 @@ from gpt2lab.lessons.labs import compressed, order, replicas
 from gpt2lab.lessons.labs.compressed import CODES, CodedSum, PowerSum, Scaled, sent_and_kept
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.plots import data as plots
+from gpt2lab.processes.launch import RankFailed
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 
@@ -72,6 +73,22 @@ def nothing_is_lost(pools, name, job=in_steps):
     first = sum(kept["w", "first"] for _, kept, _ in found)
     second = torch.cat([kept["w", "second"] for _, kept, _ in found])
     assert torch.equal(sum(results).flatten() + first + second, given)
+
+
+@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf, 2.0**126])
+def test_what_a_code_cannot_say_ends_a_run(name, bad):
+    x = torch.cat([numbers(torch.float32), torch.tensor([bad])])
+    with pytest.raises(FloatingPointError, match=r"A number to send is .*lower learning rate"):
+        sent_and_kept(CODES[name], x)
+    message, sent, kept = sent_and_kept(CODES[name], torch.tensor([2.0**126 * (1 - 2**-24), -1.0]))
+    assert sent.isfinite().all() and (sent + kept).tolist() == [2.0**126 * (1 - 2**-24), -1.0]
+
+
+def test_of_products_only_matrices_have_two(pools):
+    """A stack of matrices is summed as it is."""
+    job = lambda rank, n: PowerSum(1, True)("w", torch.full((3, 4, 5), rank + 1.0), Mesh(dp=n)["dp"])
+    assert all(torch.equal(total, torch.full((3, 4, 5), 3.0)) for total in pools[2].run(job))
 
 
 @pytest.mark.parametrize("name", CODES)
@@ -211,6 +228,15 @@ def test_a_tree_over_fixed_blocks_gives_the_same_bits_on_1_2_and_4_ranks(pools):
     x, w = factors()
     right = x.double() @ w.double()
     assert (by_tree(pools, order.row_parallel)[4] - right).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    "ranks, features, blocks", [(3, 12, 12), (3, 24, 8), (1, 12, 8), (2, 38, 4), (1, 24, 12)]
+)
+def test_blocks_that_would_have_another_order_are_refused(pools, ranks, features, blocks):
+    x, w = torch.ones(2, features), torch.ones(features, 3)
+    with pytest.raises(RankFailed, match=rf"{features // ranks} of .*{blocks} blocks.*Use"):
+        pools[ranks].run(order.row_parallel, x, w, blocks)
 
 
 def test_a_plain_sum_does_not_and_the_bytes_are_counted(pools):

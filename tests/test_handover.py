@@ -1,5 +1,7 @@
 """Weights from a training plan's layout to a sampling plan's: the same numbers, and exactly what each rank lacks."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from planting import planted
@@ -46,15 +48,17 @@ def test_texts_and_log_probabilities_are_the_same_on_both_plans(pools, trains, s
     assert not differ(pools[4], trains, samples)
 
 
-def numbered(rank, world_size, trains, samples):
+def numbered(rank, world_size, trains, samples, config=CONFIG):
     """The numbers of the elements that a rank held, those that it wants, those it has, and the bytes that it sent."""
-    source, target = built(trains, CONFIG), built(samples, CONFIG)
+    source, target = built(trains, config), built(samples, config)
     last, ids = 0, {}
-    for name, p in GPT2(CONFIG).named_parameters():
+    for name, p in GPT2(config).named_parameters():
         ids[name] = torch.arange(last, last + p.numel(), dtype=torch.float64).view_as(p)
         last += p.numel()
     source.load(ids), target.load(ids)
-    numbers = lambda model: torch.cat([p.tensor.detach().flatten() for p in model.sync.pieces])
+    numbers = lambda model: torch.cat(
+        [torch.empty(0), *(p.tensor.detach().flatten() for p in model.sync.pieces)]
+    )
     had, wants = numbers(source).clone(), numbers(target).clone()
     target.load({name: -1 - 0 * number for name, number in ids.items()})
     hand_over = handover.Handover(source, target)
@@ -67,6 +71,17 @@ def numbered(rank, world_size, trains, samples):
 def test_every_rank_gets_what_it_lacks_and_nothing_else_travels(pools, trains, samples):
     found = pools[4].run(numbered, trains, samples)
     assert all(wants == has for _, wants, has, _ in found)
+    lacking = sum(len(set(wants) - set(had)) for had, wants, *_ in found)
+    assert sum(sent for *_, sent in found) == 8 * lacking > 0
+
+
+ONE_LAYER = replace(CONFIG, n_layer=1)
+
+
+@pytest.mark.parametrize("trains, samples", [("dp=6,zero=3,data=owner", "pp=3,dp=2"), ("pp=6", "dp=3,tp=2")])
+def test_who_holds_nothing_gets_what_it_lacks(pools, trains, samples):
+    found = pools[6].run(numbered, trains, samples, ONE_LAYER)
+    assert not all(had for had, *_ in found) and all(wants == has for _, wants, has, _ in found)
     lacking = sum(len(set(wants) - set(had)) for had, wants, *_ in found)
     assert sum(sent for *_, sent in found) == 8 * lacking > 0
 

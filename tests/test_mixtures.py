@@ -18,6 +18,7 @@ from gpt2lab.planner.cost import predict
 from gpt2lab.planner.problem import Cluster, Device, find_cluster
 from gpt2lab.planner.sends import by_axis, sends
 from gpt2lab.planner.share import RankShare
+from gpt2lab.processes.launch import RankFailed
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG as DENSE
@@ -183,6 +184,13 @@ def test_every_expert_has_a_place_and_none_two_on_a_rank():
 @pytest.mark.parametrize("room", [0, 2, 3, 4])
 def test_output_and_gradients_are_those_of_the_mixture_without_copies(pools, room):
     assert error(pools[4], room) < 1e-12
+
+
+def test_experts_that_ranks_cannot_share_are_refused_in_a_sentence(pools):
+    with pytest.raises(
+        RankFailed, match=r"8 experts cannot be shared out over ep=3 ranks .8 % 3 = 2.. Use ep=1, or 9"
+    ):
+        pools[3].run(with_bugs, (), *serial()[:3], 3)
 
 
 def test_copies_balance_the_ranks_and_what_travels_is_as_computed(pools):

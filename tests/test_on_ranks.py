@@ -50,11 +50,34 @@ def test_some_ranks_alone_and_their_status(cells, capsys):
         ("five", "x", "'five' says nothing that ranks can do. Write %%ranks 4"),
         ("status", "x", "'status' says nothing"),
         ("4", None, "'4' says nothing"),
+        ("0", "x", "ranks=0: the number of ranks"),
+        ("1000000", "x", "'1000000' says nothing"),
     ],
 )
-def test_another_line_is_refused(cells, line, cell, said):
+def test_another_line_is_refused_and_the_ranks_stay(cells, line, cell, said, capsys):
     with pytest.raises(ValueError, match=said):
         cells.ranks_magic(line, cell)
+    cells.ranks_magic("2", "x.numel()")
+    assert capsys.readouterr().out == "[rank 0] 2\n[rank 1] 2\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["y = (1,", "%time x", "!ls", "return x", "await x", " x = 1", "x\0", "'\ud800'"]
+)
+def test_what_is_no_python_is_told_before_any_rank_runs_it(cells, text, capsys):
+    with pytest.raises((SyntaxError, ValueError)) as told:
+        cells.ranks_magic("2", "print('ran')\n" + text)
+    assert told.value.__notes__ == [on_ranks.PLAIN]
+    cells.ranks_magic("2", "x.numel()")
+    assert capsys.readouterr().out == "[rank 0] 2\n[rank 1] 2\n"
+
+
+@pytest.mark.parametrize(
+    "text, shown", [("5; # quiet", ""), ("5 # loud;", "5"), ("(5,\n'ä') ;", ""), ("'ä;'", "'ä;'")]
+)
+def test_a_semicolon_after_the_last_value_hides_it(cells, text, shown, capsys):
+    cells.ranks_magic("0,", text)
+    assert capsys.readouterr().out == f"[rank 0] {shown}\n" * bool(shown)
 
 
 def test_an_error_names_the_rank_and_the_line_and_what_is_lost(capsys):
@@ -72,7 +95,7 @@ def test_an_error_names_the_rank_and_the_line_and_what_is_lost(capsys):
     cells.ranks_magic("2", "z = 1")
     assert capsys.readouterr().out == on_ranks.GONE + "\n"
     cells.ranks_magic("1", "rank")  # another number: new ranks
-    assert capsys.readouterr().out == "[rank 0] 0\n" and cells.ranks.size == 1
+    assert capsys.readouterr().out == on_ranks.GONE + "\n[rank 0] 0\n" and cells.ranks.size == 1
     cells.stop()
     assert cells.ranks is None
 
@@ -102,9 +125,8 @@ def test_a_cell_tagged_so_begins_with_the_magic_in_notebooks(tmp_path):
 
 def two_cells(capsys):
     kept.pop("cells", None)
-    run_cell(0, 1, "a = 1", "<one>", [0])
-    run_cell(0, 1, "a + rank", "<two>", [0])
-    run_cell(0, 1, "a", "<three>", [1])
+    for text, chosen in (("a = 1", [0]), ("a + rank", [0]), ("a", [1])):
+        run_cell(0, 1, on_ranks.compiled(text, 1), chosen)
     kept.pop("cells")
     assert capsys.readouterr().out == "1\n"
 
@@ -114,7 +136,7 @@ def two_cells(capsys):
     [
         ('if "cells" not in kept:', "if True:"),
         ("if rank not in chosen:", "if False:"),
-        ("if value is not None:", "if False:"),
+        ("for code in codes:", "for code in codes[:1]:"),
         ('{"rank": rank,', '{"rank": 7,'),
     ],
     ids=["variables forgotten", "all ranks run it", "no value shown", "another rank's number"],

@@ -76,6 +76,16 @@ def test_after_a_death_in_the_middle_of_copying_all_go_back_to_the_same_step(apa
     assert said == ["lives, 3 steps done"] * 2 and same_bits(found, calm)
 
 
+def test_what_nobody_has_any_more_is_told_to_all(apart):
+    """Rank 1, which kept the copy of rank 0's shard, and rank 0 both die."""
+    go_on, run = defined("go_on"), "both"
+    assert survivors.together(apart, go_on, PLAN, run, 2)[0][1] > 0
+    for one in apart[:2]:
+        one.close()
+    said = survivors.together(apart, go_on, PLAN, run, 4)
+    assert all("The shard of rank 0 is lost" in word and "from the disk" in word for word in said)
+
+
 def test_a_copy_is_a_weight_and_two_moments_for_each_parameter(calm):
     assert sum(size for _, size in calm) == 3 * 8 * CONFIG.parameters
 

@@ -4,11 +4,13 @@ import pytest
 import torch
 from planting import is_killed, planted
 
+from gpt2lab.compositions import Composition
 from gpt2lab.lessons.labs import typed, types
 from gpt2lab.lessons.labs.types import ARROWS, GRADIENT, IllTyped, Types
 from gpt2lab.plan import Plan
 from gpt2lab.ranks.axis import Axis
 from gpt2lab.reference import CONFIG, EXPERTS
+from gpt2lab.transport.pretended import one_of
 
 BACK = {  # the call that each makes on the way back
     "copy_to": "reduce_from",
@@ -19,6 +21,10 @@ BACK = {  # the call that each makes on the way back
     "scatter_to": "gather_replicated",
     "all_to_all": "all_to_all",
     "ring_shift": "ring_shift",
+    "broadcast": "reduce",
+    "reduce": "broadcast",
+    "gather": "scatter",
+    "scatter": "gather",
 }
 SEEN = {  # what types say of the planted bugs; of all others nothing
     "bias added n times": "add(V, I) on axis tp",
@@ -45,6 +51,23 @@ def test_plans_are_well_typed(plan):
     assert typed.typed(Plan.parse(plan), EXPERTS if "ep" in plan else CONFIG) == "well typed"
 
 
+@pytest.mark.parametrize("router, plan", [("deepseek", "tp=2,sp=on"), ("mixtral", "dp=2,ep=2,tp=2,sp=on")])
+def test_what_would_arrive_decides_nothing(router, plan, monkeypatch):
+    """Memory that nobody has written holds anything: here the worst."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert typed.typed(Plan.parse(plan), Composition("", router=router).config) == "well typed"
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("plan", ["dp=2,zero=1", "dp=2,zero=3", "pp=2,schedule=pipedream"])
+def test_plans_whose_sums_types_do_not_know_are_refused_and_not_accused(plan):
+    with pytest.raises(ValueError, match=f"Types do not know .*{plan.split(',')[1]}.*Use zero=0"):
+        typed.typed(Plan.parse(plan), CONFIG)
+
+
 def test_types_see_seven_of_the_planted_bugs():
     found = {bug: typed.refusal(lesson, bug) for lesson, bug in typed.BUGS}
     assert {bug for bug, said in found.items() if said != "well typed"} == set(SEEN) and len(found) == 16
@@ -60,7 +83,10 @@ def test_an_i_stays_alone_and_terms_of_a_sum_are_added_scaled_and_moved_and_noth
     kinds = Types()
     p, q, r, v, i = (kinds.give(torch.ones(2, 2), dp=kind) for kind in "PPRVI")
     with kinds:
-        for sums in (p + q, 2 * p, p @ r, torch.cat([p, q]).T.T.flatten(), p.sum()):
+        for sums in (
+            *(p + q, 2 * p, p @ r, p / r, torch.cat([p, q]).T.T.flatten(), p.sum(), sum([p, q])),
+            *(p.mean(), p[0], p.clone().add_(q), torch.add(p, other=q, alpha=2), p.to(torch.float64)),
+        ):
             assert kinds.of(sums) == {"dp": "P"}
         for wrong in (
             *(
@@ -69,6 +95,12 @@ def test_an_i_stays_alone_and_terms_of_a_sum_are_added_scaled_and_moved_and_noth
                 lambda: p + torch.ones(2, 2),
                 lambda: p.exp(),
                 lambda: p @ v,
+                lambda: r / p,
+                lambda: torch.div(torch.ones(2, 2), p),
+                lambda: p + 1,
+                lambda: 0.5 - p,
+                lambda: torch.add(p, other=r),
+                lambda: torch.nn.functional.linear(p, r, bias=r[0]),
             ),
             lambda: torch.nn.functional.linear(p, r, r[0]),
         ):
@@ -77,6 +109,11 @@ def test_an_i_stays_alone_and_terms_of_a_sum_are_added_scaled_and_moved_and_noth
         for other in (r, v):
             with pytest.raises(IllTyped, match="the gradient of I would be one rank's part"):
                 other + i
+            with pytest.raises(IllTyped, match="the gradient of I would be one rank's part"):
+                torch.add(other, other=i)
+        room = kinds.give(torch.zeros(2, 2), dp="R")
+        room[0] = v[0]
+        assert kinds.of(room) == {"dp": "V"}
         assert (
             kinds.of(i * i) == {"dp": "I"}
             and kinds.of(r * v) == {"dp": "V"}
@@ -88,6 +125,17 @@ def test_a_call_refuses_what_it_does_not_take():
     kinds, axis = Types(), Axis("tp", (0, 1), 0)
     with kinds.calls(), pytest.raises(IllTyped, match="copy_to of V on axis tp: it takes I."):
         types.comm.copy_to(kinds.give(torch.ones(2), tp="V"), axis)
+
+
+@pytest.mark.parametrize(
+    "call, takes, makes", [("all_gather", "V", "R"), ("broadcast", "V", "R"), ("reduce", "P", "V")]
+)
+def test_what_a_call_brings_later_has_its_type(call, takes, makes):
+    kinds, axis = Types(), Axis("tp", (0, 1), 0)
+    with one_of(0, 2), kinds.calls():
+        x = kinds.give(torch.ones(2, 2), tp=takes)
+        later = getattr(types.comm, call)(x, axis, async_op=True)
+        assert kinds.of(later.wait()) == {"tp": makes} and kinds.of(later.wait() * 2) == {"tp": makes}
 
 
 WRONG = {

@@ -3,7 +3,6 @@
 import base64
 import inspect
 from html import escape
-from pathlib import Path
 
 from .environment import static
 
@@ -132,13 +131,8 @@ def show_source(*objects) -> None:
     from IPython.display import Markdown, display
 
     for thing in objects:
-        path = Path(inspect.getsourcefile(inspect.unwrap(thing)))
-        parts = (
-            path.parts[len(path.parts) - path.parts[::-1].index("gpt2lab") - 1 :]
-            if "gpt2lab" in path.parts
-            else ()
-        )
-        where = f"`{'/'.join(parts)}`\n" if parts else ""
+        _, ours, rest = inspect.getsourcefile(inspect.unwrap(thing)).rpartition("/gpt2lab/")
+        where = f"`gpt2lab/{rest}`\n" if ours else ""
         display(Markdown(f"{where}```python\n{inspect.getsource(thing).rstrip()}\n```"))
 
 

@@ -18,6 +18,7 @@ from ..processes.launch import RankFailed, Ranks, kept
 
 USE = "Write %%ranks 4 for four ranks, %%ranks 0,2 for these of them, %ranks status, or %ranks stop"
 GONE = "The ranks have ended, and their variables with them: run the %%ranks cells again from the first one."
+PLAIN = "No rank has run any of it, and variables are as they were. Use plain Python in %%ranks cells, without magics."
 
 
 class RankCells:
@@ -34,7 +35,7 @@ class RankCells:
             self.stop()
         elif cell is None and word == "status":
             print(self._status())
-        elif cell is not None and re.fullmatch(r"\d+(\s*,\s*(\d+)?)*", word):
+        elif cell is not None and re.fullmatch(r"\d{1,3}(\s*,\s*(\d{1,3})?)*", word):
             self._run(cell, [int(number) for number in re.findall(r"\d+", word)], "," in word)
         else:
             raise ValueError(f"%ranks {word!r} says nothing that ranks can do. {USE}.")
@@ -56,29 +57,40 @@ class RankCells:
         if listed and (self.ranks is None or max(numbers) >= self.ranks.size):
             there = f"{self.ranks.size} ranks are" if self.ranks else "no rank is"
             raise ValueError(f"Rank {max(numbers)} is asked for, and {there} running. {USE}.")
-        if not listed and (self.ranks is None or self.ranks.size != numbers[0]):
-            self.stop()
-            self.ranks = Ranks(numbers[0])
-        elif not self.ranks.alive:
-            print(GONE)
         self.cells += 1
-        file = _in_cell(text, self.cells)
         try:
-            self.ranks.run(run_cell, text, file, numbers if listed else range(numbers[0]))
+            code = compiled(text, self.cells)
+        except (SyntaxError, ValueError) as error:
+            error.add_note(PLAIN)
+            raise
+        before, same = self.ranks, listed or (self.ranks and self.ranks.size == numbers[0])
+        self.ranks = before if same else Ranks(numbers[0])
+        if before and not (same and before.alive):
+            print(GONE)
+            before.close()
+        try:
+            self.ranks.run(run_cell, code, numbers if listed else range(numbers[0]))
         except RankFailed as error:
             error.add_note(GONE)
             raise
 
 
-def _in_cell(text: str, number: int) -> str:
-    """A file name for a cell's text, under which tracebacks find its lines; line 1 is that of the magic."""
-    lines = ["\n", *text.splitlines(keepends=True)]
-    name = f"<ranks cell {number}>"
+def compiled(text: str, number: int) -> tuple:
+    """A cell as code, and as code that shows its last line's value. Raises SyntaxError or ValueError for no Python.
+
+    Tracebacks find its lines under the name of its number; line 1 is that of the magic.
+    """
+    name, lines = f"<ranks cell {number}>", ["\n", *text.splitlines(keepends=True)]
     linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
-    return name
+    body, last = ast.parse("\n" + text, name).body, []
+    if body and isinstance(body[-1], ast.Expr):
+        line = text.encode().splitlines()[body[-1].end_lineno - 2]
+        if not line[body[-1].end_col_offset :].lstrip().startswith(b";"):
+            last = [body.pop()]
+    return compile(ast.Module(body, []), name, "exec"), compile(ast.Interactive(last), name, "single")
 
 
-def run_cell(rank: int, world_size: int, text: str, file: str, chosen) -> None:
+def run_cell(rank: int, world_size: int, codes: tuple, chosen) -> None:
     """Run a cell on this rank, in the namespace that it keeps; print the value of its last line, as notebooks do."""
     if rank not in chosen:
         return
@@ -87,12 +99,8 @@ def run_cell(rank: int, world_size: int, text: str, file: str, chosen) -> None:
         sys.modules["cells"] = kept["cells"]  # where pickle and inspect look for what cells define
     names = vars(kept["cells"])
     names |= {"rank": rank, "world_size": world_size}
-    body = ast.parse("\n" + text, file).body
-    last = body.pop() if body and isinstance(body[-1], ast.Expr) and not text.rstrip().endswith(";") else None
-    exec(compile(ast.Module(body, []), file, "exec"), names)
-    value = eval(compile(ast.Expression(last.value), file, "eval"), names) if last else None
-    if value is not None:
-        print(repr(value))
+    for code in codes:
+        exec(code, names)
 
 
 def _variables(rank: int, world_size: int) -> list[str]:

@@ -85,11 +85,8 @@ class Lesson:
 
 def _metadata(cell: Cell) -> dict:
     """The cell's tags, with nbval's own name for outputs that may differ; a cell that only imports is folded."""
-    found = (
-        {"tags": [*cell.tags, *(["nbval-ignore-output"] if "measured" in cell.tags else [])]}
-        if cell.tags
-        else {}
-    )
+    tags = [*cell.tags, *["nbval-ignore-output"] * ("measured" in cell.tags)]
+    found = {"tags": tags} if tags else {}
     if "setup" in cell.tags and only_imports(cell.text):
         found["jupyter"] = {"source_hidden": True}
     return found

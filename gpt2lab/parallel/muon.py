@@ -21,7 +21,7 @@ ITERATIONS, MOMENTUM, EPS = 5, 0.95, 1e-7
 
 
 def by_muon(piece: Piece) -> bool:
-    """Whether Muon steps a piece: a matrix of the blocks. Embeddings, biases and norms are AdamW's."""
+    """Whether Muon steps a piece: a matrix of the blocks, c_attn as one. Embeddings, biases and norms are AdamW's."""
     return piece.decay and piece.name.startswith("h.")
 
 
@@ -59,7 +59,7 @@ class Muon(torch.optim.AdamW):
         self.pieces, self.axis = [piece for piece in pieces if by_muon(piece)], axis
         for piece in self.pieces:
             if piece.within is not None and piece.tensor.numel() != piece.within.numel():
-                raise ValueError(f"{piece.name} of shape {tuple(piece.within)} is cut flat. {WAY_OUT}")
+                raise ValueError(f"{piece.name} {tuple(piece.within)} is cut flat. {OFF} Use data=owner.")
         self.cuts = [next((c.dim for c in p.spec.cuts if c.axis == axis.name), None) for p in self.pieces]
 
     @torch.no_grad()
@@ -90,16 +90,16 @@ class Muon(torch.optim.AdamW):
         return shape
 
 
-WAY_OUT = (
-    "Muon needs whole matrices: with 64 x 64 numbers, each half orthogonalised by itself, the update is off by 0.53. "
-    "Use zero=3,data=owner, where each block has an owner, or zero=0."
-)
+OFF = "Muon needs whole matrices: with 64 x 64 numbers, each half orthogonalised by itself, the update is off by 0.53."
 
 
 def check(plan) -> None:
     """Raise ValueError for plans whose update would be another than the serial one."""
     if plan.zero and plan.data != "owner":
-        raise ValueError(f"zero={plan.zero} cuts weights flat, wherever a rank's share ends. {WAY_OUT}")
+        use = "zero=0" if plan.ep > 1 else "zero=3,data=owner, where each block has an owner, or zero=0"
+        raise ValueError(
+            f"zero={plan.zero} cuts weights flat, wherever a rank's share ends. {OFF} Use {use}."
+        )
     if plan.asynchronous:
         raise ValueError(
             f"optimizer=muon does not go with schedule={plan.schedule}: the emulator of stale weights knows sgd and "

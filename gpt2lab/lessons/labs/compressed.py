@@ -75,7 +75,14 @@ CODES = {
 
 
 def sent_and_kept(code, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The message of x (P,), the numbers that it says, and what they leave out: sent + kept = x, bit for bit."""
+    """The message of x (P,), the numbers that it says, and what they leave out: sent + kept = x, bit for bit.
+
+    Raises FloatingPointError for numbers that a code cannot say.
+    """
+    if not (x.abs() < 2.0**126).all():  # nor is NaN
+        raise FloatingPointError(
+            "A number to send is not finite, or 2^126 and more. Use a lower learning rate."
+        )
     message = code.encode(x)
     sent = code.decode(message, x)
     return message, sent, x - sent
@@ -109,9 +116,9 @@ class CodedSum:
 
 
 class PowerSum:
-    """The sum of matrices (R, C) as a product of (R, r) and (r, C), each summed over the ranks; vectors as they are.
+    """The sum of matrices (R, C) as a product of (R, r) and (r, C), each summed over the ranks; all else as it is.
 
-    Exact where the sum has at most rank r. Messages: R r and C r numbers instead of R C.
+    Exact where the sum has at most rank r, and no row at right angles to those of before. Messages: (R + C) r numbers.
     """
 
     def __init__(self, rank: int, feedback: bool):
@@ -120,7 +127,7 @@ class PowerSum:
 
     def __call__(self, name, x: torch.Tensor, axis: Axis) -> torch.Tensor:
         """The sum of all ranks' x, as far as its rank allows."""
-        if x.dim() < 2 or self.rank * sum(x.shape) >= x.numel():
+        if x.dim() != 2 or self.rank * sum(x.shape) >= x.numel():
             return comm.all_reduce(x, axis)
         x = x + self.kept[name]
         if name not in self.right:  # the same on all ranks
@@ -165,16 +172,12 @@ def compared(pool, ways, *how) -> dict[tuple[str, bool], tuple[int, float, float
     The distance is in parts of the way that the right weights went.
     """
     _, _, start = pool.run(trained, "all", False, *how[:2], 0, how[-1])[0][0]
-    exact, found = _weights(pool.run(trained, "all", False, *how)), {}
+    (_, _, exact), found = pool.run(trained, "all", False, *how)[0][0], {}
     way_of_exact = torch.cat([(exact[name] - w).flatten() for name, w in start.items()])
     for way in ways:
         for feedback in (True, False):
             runs = pool.run(trained, way, feedback, *how)
-            off = torch.cat([(w - exact[name]).flatten() for name, w in _weights(runs).items()])
+            off = torch.cat([(w - exact[name]).flatten() for name, w in runs[0][0][2].items()])
             loss = over_ranks([run for run, _ in runs])[-1]
             found[way, feedback] = runs[0][1], loss, (off.norm() / way_of_exact.norm()).item()
     return found
-
-
-def _weights(runs) -> dict[str, torch.Tensor]:
-    return runs[0][0][2]

@@ -130,13 +130,8 @@ def attend_on_a_graph(rank: int, world_size: int, parts, q, k, v, grad) -> tuple
 
 
 _GRID = torch.tensor([[7, 2, 10, 4], [0, 9, 5, 11], [3, 8, 1, 6]])  # a number for each point of a grid
-_PLACE = {int(_GRID[i, j]): (i, j) for i in range(3) for j in range(4)}
-NEIGHBOURS = torch.tensor(
-    [
-        [abs(i - k) + abs(j - l) <= 1 for _, (k, l) in sorted(_PLACE.items())]
-        for _, (i, j) in sorted(_PLACE.items())
-    ]
-)
+_PLACE = (torch.arange(12)[:, None, None] == _GRID).nonzero()[:, 1:]  # (12, 2): row and column of each number
+NEIGHBOURS = (_PLACE[:, None] - _PLACE).abs().sum(-1) <= 1
 """(12, 12): whether point a looks at point b, in a grid of 3 x 4 points with mixed-up numbers."""
 
 

@@ -14,7 +14,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from ...experts.mixture import Mixture
 from ...experts.rows import Dispatch
 from ...model import GPT2, GPT2Config
-from ...parallel.expert import SpreadExperts, apply_expert
+from ...parallel.expert import SpreadExperts, apply_expert, check
+from ...plan import Plan
 from ...ranks import comm
 from ...ranks.mesh import Axis, Mesh
 from .instruments import bytes_sent
@@ -117,6 +118,7 @@ def run(rank: int, world_size: int, config: GPT2Config, mixture: Mixture, x, gra
     Gives the output (b, T, C), gradients by name with that of x, the rows of each expert, how many of them this rank
     computes, and the bytes that it sends: weights, rows and their counts, gradients.
     """
+    check(config, Plan(dp=world_size, ep=world_size), *x.shape[:2])
     model, mesh, copied, sent = GPT2(config), Mesh(dp=world_size, ep=world_size), {}, []
     model.h["0"].mlp = mixture
     apply_expert(model, mesh)
@@ -138,10 +140,5 @@ def run(rank: int, world_size: int, config: GPT2Config, mixture: Mixture, x, gra
     sum_copies(mixture, copied)
     sent.append(bytes_sent())
     mixture.router.weight.grad = comm.all_reduce(mixture.router.weight.grad, mesh["ep"])
-    return (
-        y.detach(),
-        {n: p.grad for n, p in mixture.named_parameters()} | {"x": mine.grad},
-        load,
-        computed[0],
-        sent,
-    )
+    gradients = {n: p.grad for n, p in mixture.named_parameters()} | {"x": mine.grad}
+    return y.detach(), gradients, load, computed[0], sent

@@ -59,11 +59,13 @@ class Handover:
         listed = [
             [(n, b.offsets, b.sizes) for n, of in held(m).items() for b in of] for m in (source, target)
         ]
-        self.moves = moves(*zip(*comm.gather_objects(listed, self.world), strict=True))
+        kinds = [piece.tensor.dtype for piece in source.sync.pieces][:1]  # none on a stage without weights
+        have, want, kinds = zip(*comm.gather_objects((*listed, kinds), self.world), strict=True)
+        self.moves, self.dtype = moves(have, want), next(chain(*kinds))
 
     def __call__(self) -> None:
         mine, wanted, me = held(self.source), held(self.target), self.world.rank
-        numbers = next(iter(mine.values()))[0].tensor
+        numbers = torch.empty(0, dtype=self.dtype)
         going, coming = ([[] for _ in self.world.ranks] for _ in range(2))
         for source, to, name, offsets, sizes in self.moves:
             if me in (source, to):
@@ -72,9 +74,7 @@ class Handover:
         for name, part in chain(*going):
             for box in mine[name]:
                 fill(part, box)
-        sent = [
-            torch.cat([numbers[:0].flatten(), *(b.tensor.flatten() for _, b in parts)]) for parts in going
-        ]
+        sent = [torch.cat([numbers, *(b.tensor.flatten() for _, b in parts)]) for parts in going]
         counts = [sum(box.tensor.numel() for _, box in parts) for parts in coming]
         came = comm.all_to_all(sent, self.world, [(count,) for count in counts])
         for flat, parts in zip(came, coming, strict=True):

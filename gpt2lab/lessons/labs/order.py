@@ -7,8 +7,6 @@ from ...ranks import comm
 from ...ranks.axis import Axis
 from ...ranks.mesh import Mesh
 
-LAID_OUT = torch.contiguous_format
-
 
 def sums(rank: int, world_size: int, count: int, dtype=torch.float32) -> dict[str, torch.Tensor]:
     """The sum of all ranks' numbers (count,) by each algorithm, by the transport, and in the order of the ranks."""
@@ -24,16 +22,9 @@ def sums(rank: int, world_size: int, count: int, dtype=torch.float32) -> dict[st
 
 def differing(found: list[dict[str, torch.Tensor]]) -> list[tuple[str, float, bool]]:
     """Of what `sums` gives on each rank: name, share of numbers unlike those in order, whether all ranks agree."""
-    first = found[0]
-    serial = next(iter(first.values()))
-    return [
-        (
-            name,
-            (total != serial).double().mean().item(),
-            all(torch.equal(total, other[name]) for other in found),
-        )
-        for name, total in first.items()
-    ]
+    serial, *_ = found[0].values()
+    agree = lambda name: all(torch.equal(one[name], found[0][name]) for one in found)
+    return [(name, (x != serial).double().mean().item(), agree(name)) for name, x in found[0].items()]
 
 
 def tree(parts: list[torch.Tensor]) -> torch.Tensor:
@@ -51,9 +42,14 @@ def product_by_tree(x: torch.Tensor, w: torch.Tensor, axis: Axis, blocks: int) -
     Bytes per rank: log2(n) T C numbers; a ring sends 2 (n-1)/n T C. Zhang et al. 2025, arXiv:2511.17826.
     """
     mine = blocks // axis.size
-    columns, rows = (t.chunk(mine, dim) for t, dim in ((x, 1), (w, 0)))
+    if blocks % axis.size or blocks & (blocks - 1) or x.size(1) % mine:
+        raise ValueError(
+            f"{x.size(1)} of the features on one of {axis.size} ranks are no share of {blocks} blocks that is alike on "
+            "any number of ranks. Use 2, 4, 8 ... blocks and ranks, and features that they divide."
+        )
+    columns, rows = torch.stack(x.chunk(mine, 1)), torch.stack(w.chunk(mine))
     # Copies: a library's product may depend on where its factors lie in memory.
-    parts = [a.clone(memory_format=LAID_OUT) @ b.clone() for a, b in zip(columns, rows, strict=True)]
+    parts = [a.clone() @ b.clone() for a, b in zip(columns, rows, strict=True)]
     return doubling.all_reduce(tree(parts), axis)
 
 

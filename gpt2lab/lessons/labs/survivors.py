@@ -22,7 +22,7 @@ def apart(count: int) -> list[Ranks]:
     """Pools of one rank each, started here: only the main thread may start the process that starts them."""
     pools = [Ranks(1, timeout=300, echo=False, backend="gloo") for _ in range(count)]
     for one in pools:
-        one.run(_nothing)
+        one.run(lambda rank, world_size: None)
     return pools
 
 
@@ -37,15 +37,11 @@ def together(pools: list[Ranks], fn, *args) -> list:
         return list(threads.map(lambda rank: _result(pools[rank], rank, *given), range(len(pools))))
 
 
-def _nothing(rank: int, world_size: int) -> None:
-    """Starts a rank."""
-
-
 def _result(pool: Ranks, *given):
     try:
         return pool.run(_met, *given)[0]
     except RankFailed as failed:
-        return str(failed).removeprefix("rank 0 ").partition(" (")[0]
+        return str(failed).splitlines()[-1].removeprefix("rank 0 ").partition(" (")[0]
 
 
 def _met(_, __, rank: int, size: int, folder: str, fn, *args):
@@ -84,7 +80,11 @@ def fill(one: Trainer, flat: torch.Tensor, step: int) -> None:
 def take_back(one: Trainer, copies: dict[int, tuple]) -> None:
     """Go on from the newest step that all ranks know of {step: (own shard, that of the rank before)}."""
     axis = one.parallel.mesh["dp"]
-    known = [set(steps) for steps in comm.gather_objects(list(copies), axis) if steps]
+    every = comm.gather_objects(list(copies), axis)
+    known = [set(steps) for steps in every if steps]
+    for rank, steps in enumerate(every):
+        if known and not steps and not every[(rank + 1) % axis.size]:
+            raise ValueError(f"The shard of rank {rank} is lost, and its copy. Resume from the disk.")
     if known:  # one that was started again knows none, and gets its shard from the rank after it
         step = max(set.intersection(*known))
         own, other = copies.get(step, (None, torch.empty(0, dtype=torch.float64)))

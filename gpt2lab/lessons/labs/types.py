@@ -9,7 +9,7 @@ JAX and meta-pytorch/spmd_types (DESIGN.md, "Local SPMD") have these rules; it l
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import wraps
 from unittest.mock import patch
 
@@ -28,12 +28,16 @@ ARROWS = {  # what a call takes, and what it makes of that on its axis; a consta
     "scatter_to": ("I", "V"),
     "all_to_all": ("V", "V"),
     "ring_shift": ("V", "V"),
+    "broadcast": ("V", "R"),  # of what the root has
+    "reduce": ("PV", "V"),
+    "gather": ("V", "V"),
+    "scatter": ("V", "V"),
     "all_reduce": ("PV", ""),
 }
-SUMS = "add", "sub", "iadd", "isub", "cat", "stack"
-SCALED = "sum", "neg", "mul", "imul", "mul_", "div", "matmul", "linear"
-SHAPED = "flatten", "unflatten", "view", "view_as", "reshape", "transpose", "movedim", "split", "chunk"
-LINEAR = {*SCALED, *SHAPED, "clone", "detach", "contiguous", "get", "copy_"}
+ADDED = "add", "sub", "iadd", "isub", "add_", "sub_"
+SCALED = "sum mean neg mul imul mul_ div div_ matmul linear"
+SHAPED = "flatten unflatten view view_as reshape transpose movedim split chunk getitem"
+LINEAR = f"{SCALED} {SHAPED} clone detach contiguous get copy_ to".split()
 VALUES = {"copy_": slice(1, None), "view_as": slice(1)}  # of the other argument only the shape counts
 
 
@@ -61,10 +65,14 @@ class Types(TorchFunctionMode):
         return self.known[id(x)][0] if id(x) in self.known else {}
 
     def __torch_function__(self, function, _, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
+        made, named = function(*args, **(kwargs or {})), kwargs or {}
         name = function.__name__.removeprefix("__").removesuffix("__")
-        given = [self.of(t) for t in _tensors(args[VALUES.get(name, slice(None))])]
-        for y in _tensors([made]):
+        if "empty" in name:
+            made.zero_()  # on one process nothing arrives in it
+        given = [self.of(t) for t in _tensors([*args[VALUES.get(name, slice(None))], *named.values()])]
+        numbers = [x for x in (*args, named.get("other")) if isinstance(x, int | float) and x]
+        given += [{} for _ in numbers if name in ADDED]  # each rank would add it
+        for y in _tensors([args[0] if name == "setitem" else made]):
             if name != "get" or id(y) not in self.known:  # p.grad has a type of its own
                 axes = sorted({axis for types in given for axis in types})
                 kinds = {axis: [types.get(axis, "") for types in given] for axis in axes}
@@ -74,10 +82,8 @@ class Types(TorchFunctionMode):
     @contextmanager
     def calls(self) -> Iterator["Types"]:
         """Inside, every call of `comm` checks the types of what it is given, and says those of its result."""
-        with ExitStack() as stack:
-            for name in ARROWS:
-                stack.enter_context(patch.object(comm, name, self._typed(getattr(comm, name))))
-            yield stack.enter_context(self)
+        with patch.multiple(comm, **{name: self._typed(getattr(comm, name)) for name in ARROWS}), self:
+            yield self
 
     def _typed(self, call):
         takes, makes = ARROWS[call.__name__]
@@ -94,7 +100,7 @@ class Types(TorchFunctionMode):
                     )
                 types |= {name: makes if kind else ""}
             made = call(x, axis, *args, **options)
-            for y in _tensors([made]):
+            for y in _tensors([made.wait() if hasattr(made, "wait") else made]):
                 self.give(y, **types)
             return made
 
@@ -111,8 +117,9 @@ def _joined(name: str, axis: str, kinds: list[str]) -> str:
         )
     if "P" in found:
         terms = kinds.count("P")
-        sums = name in SUMS and terms == len(kinds)
+        sums = name in (*ADDED, "cat", "stack") and terms == len(kinds)
         scaled = name in LINEAR and terms == 1 and len(kinds) < 3 and found <= {"P", "R"}
+        scaled &= not name.startswith("div") or kinds[0] == "P"
         if not sums and not scaled:
             raise IllTyped(f"{said}: of terms this is not what it is of their sum. Sum first (g).")
         return "P"
