@@ -156,6 +156,21 @@ def over_the_rows(grad, rows, weights, token):
     return rows.copy_(grad[token] * weights[:, None]), of_weights
 
 
+def scores_emptied(p, room):
+    """Two experts of each token with room for all, by scores that are then taken away."""
+    best = p.topk(2, -1)
+    weights = best.values / best.values.sum(-1, keepdim=True)
+    with torch.no_grad():
+        p.scatter_(1, best.indices, -1.0)
+    return best.indices, weights, torch.ones_like(best.indices).bool()
+
+
+def rows_at_home_set_to_nothing(rows, i, width, experts, element):
+    rows[i][i] = 0
+    away = sum(rows[i]) + sum(row[i] for row in rows)
+    return 2 * away * width * element + 8 * (experts - experts // len(rows))
+
+
 def in_float32(old, new, gradient, lr):
     return new, torch.as_tensor(new - lr * gradient(old)).float()
 
@@ -259,6 +274,7 @@ CHEATS = {
     "a clock of its own": (trade_off.capstone, a_clock_of_its_own, "2.3 times as long as"),
     "torch's operator": (gpt2.adamw, torchs_operator, "torch would do this in one call"),
     "only sorted shards": (context.smallest_shard, only_sorted, "is one hop enough: expected False"),
+    "scores that are taken away": (experts.gating, scores_emptied, "changed what it was given"),
     "rows that are written over": (experts.combine_backward, over_the_rows, "changed what it was given"),
     "2BW in float32": (asynchronous.double_buffered, in_float32, "was it float32 on the way?"),
     "what is read and only written": (
@@ -448,6 +464,50 @@ def there(rows, counts, axis):
     table = torch.stack(comm.all_to_all(list(mine), axis))
     shapes = [(int(n), rows.size(1)) for n in table.sum(1)]
     return torch.cat(comm.all_to_all(rows.split(mine.sum(1).tolist()), axis, shapes)), table
+
+
+def from_here(rows, table, counts, axis):
+    """What the experts made of the rows, home again."""
+    shapes = [(int(n), rows.size(1)) for n in counts.view(axis.size, -1).sum(1)]
+    return torch.cat(comm.all_to_all(rows.split(table.sum(1).tolist()), axis, shapes))
+
+
+def there_and_emptied(rows, counts, axis):
+    found = there(rows, counts, axis)
+    rows.zero_()
+    return found
+
+
+EXCHANGES = {
+    "rows that are emptied": (there_and_emptied, from_here, "changed what it was given"),
+    "counts that are emptied": (
+        there,
+        lambda rows, table, counts, axis: (from_here(rows, table, counts, axis), counts.zero_())[0],
+        "changed what it was given",
+    ),
+    "no gradient there": (
+        lambda rows, *given: there(rows.detach(), *given),
+        from_here,
+        "no right gradient comes through `there`",
+    ),
+    "no gradient back": (
+        there,
+        lambda rows, *given: from_here(rows.detach(), *given),
+        "no right gradient comes through `back`",
+    ),
+}
+
+
+def of_square_halos(grad, window, axis):
+    """Halo gradients given back, if rows have as many features as a halo has rows."""
+    first, last = axis.rank == 0, axis.rank == axis.size - 1
+    going = None if first else comm.isend(grad[:window].clone(), axis, axis.rank - 1)
+    own = grad.clone() if first else grad[window:].clone()
+    if not last:
+        own[-window:] += comm.irecv(grad.new_empty(window, window), axis, axis.rank + 1).wait()
+    if going:
+        going.wait()
+    return own
 
 
 def zeros_and_the_checkers_numbers(grad, window, axis):
@@ -666,6 +726,7 @@ LIVE = {
     "all gradients, uncounted": (meshes.norm, all_aside, "all_gather_object sends what nobody counts"),
     "lists that are emptied": (meshes.messages, lists_emptied, "changed what it was given"),
     "torch beside the wire": (collectives.ring, past_comm, "all_reduce sends what nobody counts"),
+    "rows at home": (experts.traffic, rows_at_home_set_to_nothing, "changed what it was given"),
     "one count for each rank": (experts.traffic, one_count_each, "24 bytes of it are counts"),
     "a folder that is used again": (faults.whole_or_absent, saved_again, "should hold {'e': 'epsilon'}, not"),
     "a sum of all inside": (
@@ -697,6 +758,7 @@ LIVE = {
         "3 other ranks when it had computed with 1 blocks",
     ),
     "the package's norm": (meshes.norm, finish.gradient_norm, "finish.gradient_norm knows the answer"),
+    "halos that are square": (context.give_back, of_square_halos, "does not fit its receiver"),
     "the checker's numbers": (context.give_back, zeros_and_the_checkers_numbers, "knows the answer"),
     "the checker's variables": (meshes.norm, right_from_the_frame, "does not look into its checker"),
     "the checker's body": (tasks.gives_back, the_checkers_receive, "knows the answer"),
@@ -763,6 +825,14 @@ def test_what_a_pipeline_keeps_from_f_to_b_is_found_in_memory(operation, words):
 def test_what_experts_make_of_rows_has_to_travel_back():
     status, why = verdict(experts.exchange, there, back_from_memory)
     assert status == "FAIL" and "comes back with its name only" in why, (status, why)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_rows_of_experts_stay_as_they_are_and_gradients_come_through(name):
+    *answers, words = EXCHANGES[name]
+    status, why = verdict(experts.exchange, *answers)
+    assert status == "FAIL" and words in why, (status, why)
 
 
 def test_who_catches_what_a_closed_door_says_does_not_pass_either():
