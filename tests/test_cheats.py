@@ -43,11 +43,13 @@ from gpt2lab.model import GPT2Config
 from gpt2lab.parallel import finish
 from gpt2lab.parallel.pipeline.versions import Stash
 from gpt2lab.plan import Plan
+from gpt2lab.planner import placement as planned
 from gpt2lab.planner.balance import best_cut
 from gpt2lab.plots import tensor as figures
 from gpt2lab.ranks import comm
 from gpt2lab.reference import CONFIG, example_batch, example_weights, serial_gradients, serial_model
 from gpt2lab.schedules import Cost
+from gpt2lab.tasks import messages
 from gpt2lab.tasks.graph import reads, reduces, updates, writes
 
 
@@ -85,6 +87,17 @@ def least_squares(times, stages):
             ways = [(best[i, s - 1], i) for i in range(j) if (i, s - 1) in best]
             best[j, s] = min((cost + sum(times[i:j]) ** 2, (*bounds, j)) for (cost, bounds), i in ways)
     return best[len(times), stages][1]
+
+
+def tails_of_the_package(times, edges):
+    """The critical path from the longest ways to the end, which the planner computes."""
+    after = {n: [v for u, v in edges if u == n] for n in range(len(times))}
+    graph = type("Graph", (), {"after": after, "__len__": lambda self: len(times)})()
+    tail = planned._longest_tail(graph, times)
+    path = [max(range(len(times)), key=lambda n: tail[n])]
+    while after[path[-1]]:
+        path.append(max(after[path[-1]], key=lambda n: tail[n]))
+    return tail[path[0]], path
 
 
 def longer_half(times, stages):
@@ -154,6 +167,18 @@ def only_sorted(sizes, window):
 def over_the_rows(grad, rows, weights, token):
     of_weights = (grad[token] * rows).sum(-1)
     return rows.copy_(grad[token] * weights[:, None]), of_weights
+
+
+def of_two_dimensions(operators, cut):
+    """A round of propagation for matrices, whose other dimension is 1 - dim."""
+    found = {}
+    for result, (text, inputs) in operators.items():
+        values = list(zip((*inputs, result), text.replace("->", ",").split(","), strict=True))
+        for value, own in values:
+            for other, theirs in values:
+                if value in cut and other not in cut and own[cut[value]] in theirs:
+                    found[other] = 0 if theirs[0] == own[cut[value]] else 1
+    return found
 
 
 def scores_emptied(p, room):
@@ -277,6 +302,7 @@ CHEATS = {
     "scores that are taken away": (experts.gating, scores_emptied, "changed what it was given"),
     "rows that are written over": (experts.combine_backward, over_the_rows, "changed what it was given"),
     "2BW in float32": (asynchronous.double_buffered, in_float32, "was it float32 on the way?"),
+    "cuts of matrices alone": (sharding.next_round, of_two_dimensions, "a drawn case"),
     "what is read and only written": (
         tasks.declare,
         reads_what_it_writes,
@@ -293,6 +319,7 @@ CHEATS = {
         "knows the answer",
     ),
     "a gradient by formula": (gpt2.accumulation, by_formula, "a formula of yours"),
+    "tails of the package": (placement.critical_path, tails_of_the_package, "knows the answer"),
     "all cuts": (placement.cut, by_combinations, "you try everything"),
     "least squares": (placement.cut, least_squares, "expected 13, got 14"),
     "the longer of forward and backward": (placement.split, longer_half, "expected 21, got 24.5"),
@@ -372,6 +399,19 @@ def test_a_stash_that_leaks_or_keeps_three_versions_does_not_pass(stash, words):
 def test_tensors_without_a_storage_are_not_looked_at():
     kept = torch.eye(40).to_sparse(), torch.ones(40, 40).to_mkldnn(), torch.ones(2000)
     assert kept[2].data_ptr() in memories(4000)
+
+
+def the_first_of_it(axis, source):
+    """A receive whose numbers are all taken to be equal."""
+    return lambda x: messages.Pending(comm.irecv(x, axis, source), lambda found: x.fill_(found[0]))
+
+
+def all_by_one(x, x_axis, y_axis):
+    """The sum over both axes, by the first rank of each pair: as many bytes in all, and not evenly."""
+    total = comm.reduce(x, x_axis)
+    if x_axis.rank == 0:
+        total = comm.all_reduce(total, y_axis)
+    return comm.broadcast(total, x_axis)
 
 
 def four_rows(x, x_axis, y_axis):
@@ -742,6 +782,8 @@ LIVE = {
     "messages past the wire": (collectives.ring, past_the_wire, "got ['send of 48 bytes']"),
     "notes that were forged": (collectives.ring, forged_notes, "got ['send of 48 bytes']"),
     "another price": (pipeline.design, other_prices, "your answer replaces pipeline.COST"),
+    "one sums for all": (sharding.cheaper_path, all_by_one, "bytes sent on rank 0: expected 384, got 512"),
+    "the first number of what comes": (tasks.gives_back, the_first_of_it, "not [41.0, 41.0]"),
     "four rows": (
         sharding.cheaper_path,
         four_rows,
