@@ -468,8 +468,8 @@ show(
 #
 # ### Exercise: there and back on live ranks
 #
-# `comm.all_to_all(parts, axis, shapes)` sends part p to rank p; `shapes` are the shapes that come. Gradients come
-# through it, and must. The test counts your bytes: rows that stay must not travel, and none twice.
+# `comm.all_to_all(parts, axis, shapes)` sends part p to rank p; `shapes` are the shapes that come. Gradients must
+# come through. The test counts your bytes: rows that stay must not travel, and none twice.
 
 
 # %% tags=["exercise"]
