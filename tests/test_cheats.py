@@ -43,11 +43,13 @@ from gpt2lab.model import GPT2Config
 from gpt2lab.parallel import finish
 from gpt2lab.parallel.pipeline.versions import Stash
 from gpt2lab.plan import Plan
+from gpt2lab.planner import placement as planned
 from gpt2lab.planner.balance import best_cut
 from gpt2lab.plots import tensor as figures
 from gpt2lab.ranks import comm
 from gpt2lab.reference import CONFIG, example_batch, example_weights, serial_gradients, serial_model
 from gpt2lab.schedules import Cost
+from gpt2lab.tasks import messages
 from gpt2lab.tasks.graph import reads, reduces, updates, writes
 
 
@@ -85,6 +87,17 @@ def least_squares(times, stages):
             ways = [(best[i, s - 1], i) for i in range(j) if (i, s - 1) in best]
             best[j, s] = min((cost + sum(times[i:j]) ** 2, (*bounds, j)) for (cost, bounds), i in ways)
     return best[len(times), stages][1]
+
+
+def tails_of_the_package(times, edges):
+    """The critical path from the longest ways to the end, which the planner computes."""
+    after = {n: [v for u, v in edges if u == n] for n in range(len(times))}
+    graph = type("Graph", (), {"after": after, "__len__": lambda self: len(times)})()
+    tail = planned._longest_tail(graph, times)
+    path = [max(range(len(times)), key=lambda n: tail[n])]
+    while after[path[-1]]:
+        path.append(max(after[path[-1]], key=lambda n: tail[n]))
+    return tail[path[0]], path
 
 
 def longer_half(times, stages):
@@ -154,6 +167,33 @@ def only_sorted(sizes, window):
 def over_the_rows(grad, rows, weights, token):
     of_weights = (grad[token] * rows).sum(-1)
     return rows.copy_(grad[token] * weights[:, None]), of_weights
+
+
+def of_two_dimensions(operators, cut):
+    """A round of propagation for matrices, whose other dimension is 1 - dim."""
+    found = {}
+    for result, (text, inputs) in operators.items():
+        values = list(zip((*inputs, result), text.replace("->", ",").split(","), strict=True))
+        for value, own in values:
+            for other, theirs in values:
+                if value in cut and other not in cut and own[cut[value]] in theirs:
+                    found[other] = 0 if theirs[0] == own[cut[value]] else 1
+    return found
+
+
+def scores_emptied(p, room):
+    """Two experts of each token with room for all, by scores that are then taken away."""
+    best = p.topk(2, -1)
+    weights = best.values / best.values.sum(-1, keepdim=True)
+    with torch.no_grad():
+        p.scatter_(1, best.indices, -1.0)
+    return best.indices, weights, torch.ones_like(best.indices).bool()
+
+
+def rows_at_home_set_to_nothing(rows, i, width, experts, element):
+    rows[i][i] = 0
+    away = sum(rows[i]) + sum(row[i] for row in rows)
+    return 2 * away * width * element + 8 * (experts - experts // len(rows))
 
 
 def in_float32(old, new, gradient, lr):
@@ -259,8 +299,10 @@ CHEATS = {
     "a clock of its own": (trade_off.capstone, a_clock_of_its_own, "2.3 times as long as"),
     "torch's operator": (gpt2.adamw, torchs_operator, "torch would do this in one call"),
     "only sorted shards": (context.smallest_shard, only_sorted, "is one hop enough: expected False"),
+    "scores that are taken away": (experts.gating, scores_emptied, "changed what it was given"),
     "rows that are written over": (experts.combine_backward, over_the_rows, "changed what it was given"),
     "2BW in float32": (asynchronous.double_buffered, in_float32, "was it float32 on the way?"),
+    "cuts of matrices alone": (sharding.next_round, of_two_dimensions, "a drawn case"),
     "what is read and only written": (
         tasks.declare,
         reads_what_it_writes,
@@ -277,6 +319,7 @@ CHEATS = {
         "knows the answer",
     ),
     "a gradient by formula": (gpt2.accumulation, by_formula, "a formula of yours"),
+    "tails of the package": (placement.critical_path, tails_of_the_package, "knows the answer"),
     "all cuts": (placement.cut, by_combinations, "you try everything"),
     "least squares": (placement.cut, least_squares, "expected 13, got 14"),
     "the longer of forward and backward": (placement.split, longer_half, "expected 21, got 24.5"),
@@ -356,6 +399,19 @@ def test_a_stash_that_leaks_or_keeps_three_versions_does_not_pass(stash, words):
 def test_tensors_without_a_storage_are_not_looked_at():
     kept = torch.eye(40).to_sparse(), torch.ones(40, 40).to_mkldnn(), torch.ones(2000)
     assert kept[2].data_ptr() in memories(4000)
+
+
+def the_first_of_it(axis, source):
+    """A receive whose numbers are all taken to be equal."""
+    return lambda x: messages.Pending(comm.irecv(x, axis, source), lambda found: x.fill_(found[0]))
+
+
+def all_by_one(x, x_axis, y_axis):
+    """The sum over both axes, by the first rank of each pair: as many bytes in all, and not evenly."""
+    total = comm.reduce(x, x_axis)
+    if x_axis.rank == 0:
+        total = comm.all_reduce(total, y_axis)
+    return comm.broadcast(total, x_axis)
 
 
 def four_rows(x, x_axis, y_axis):
@@ -448,6 +504,50 @@ def there(rows, counts, axis):
     table = torch.stack(comm.all_to_all(list(mine), axis))
     shapes = [(int(n), rows.size(1)) for n in table.sum(1)]
     return torch.cat(comm.all_to_all(rows.split(mine.sum(1).tolist()), axis, shapes)), table
+
+
+def from_here(rows, table, counts, axis):
+    """What the experts made of the rows, home again."""
+    shapes = [(int(n), rows.size(1)) for n in counts.view(axis.size, -1).sum(1)]
+    return torch.cat(comm.all_to_all(rows.split(table.sum(1).tolist()), axis, shapes))
+
+
+def there_and_emptied(rows, counts, axis):
+    found = there(rows, counts, axis)
+    rows.zero_()
+    return found
+
+
+EXCHANGES = {
+    "rows that are emptied": (there_and_emptied, from_here, "changed what it was given"),
+    "counts that are emptied": (
+        there,
+        lambda rows, table, counts, axis: (from_here(rows, table, counts, axis), counts.zero_())[0],
+        "changed what it was given",
+    ),
+    "no gradient there": (
+        lambda rows, *given: there(rows.detach(), *given),
+        from_here,
+        "no right gradient comes through `there`",
+    ),
+    "no gradient back": (
+        there,
+        lambda rows, *given: from_here(rows.detach(), *given),
+        "no right gradient comes through `back`",
+    ),
+}
+
+
+def of_square_halos(grad, window, axis):
+    """Halo gradients given back, if rows have as many features as a halo has rows."""
+    first, last = axis.rank == 0, axis.rank == axis.size - 1
+    going = None if first else comm.isend(grad[:window].clone(), axis, axis.rank - 1)
+    own = grad.clone() if first else grad[window:].clone()
+    if not last:
+        own[-window:] += comm.irecv(grad.new_empty(window, window), axis, axis.rank + 1).wait()
+    if going:
+        going.wait()
+    return own
 
 
 def zeros_and_the_checkers_numbers(grad, window, axis):
@@ -666,6 +766,7 @@ LIVE = {
     "all gradients, uncounted": (meshes.norm, all_aside, "all_gather_object sends what nobody counts"),
     "lists that are emptied": (meshes.messages, lists_emptied, "changed what it was given"),
     "torch beside the wire": (collectives.ring, past_comm, "all_reduce sends what nobody counts"),
+    "rows at home": (experts.traffic, rows_at_home_set_to_nothing, "changed what it was given"),
     "one count for each rank": (experts.traffic, one_count_each, "24 bytes of it are counts"),
     "a folder that is used again": (faults.whole_or_absent, saved_again, "should hold {'e': 'epsilon'}, not"),
     "a sum of all inside": (
@@ -681,6 +782,8 @@ LIVE = {
     "messages past the wire": (collectives.ring, past_the_wire, "got ['send of 48 bytes']"),
     "notes that were forged": (collectives.ring, forged_notes, "got ['send of 48 bytes']"),
     "another price": (pipeline.design, other_prices, "your answer replaces pipeline.COST"),
+    "one sums for all": (sharding.cheaper_path, all_by_one, "bytes sent on rank 0: expected 384, got 512"),
+    "the first number of what comes": (tasks.gives_back, the_first_of_it, "not [41.0, 41.0]"),
     "four rows": (
         sharding.cheaper_path,
         four_rows,
@@ -697,6 +800,7 @@ LIVE = {
         "3 other ranks when it had computed with 1 blocks",
     ),
     "the package's norm": (meshes.norm, finish.gradient_norm, "finish.gradient_norm knows the answer"),
+    "halos that are square": (context.give_back, of_square_halos, "does not fit its receiver"),
     "the checker's numbers": (context.give_back, zeros_and_the_checkers_numbers, "knows the answer"),
     "the checker's variables": (meshes.norm, right_from_the_frame, "does not look into its checker"),
     "the checker's body": (tasks.gives_back, the_checkers_receive, "knows the answer"),
@@ -763,6 +867,14 @@ def test_what_a_pipeline_keeps_from_f_to_b_is_found_in_memory(operation, words):
 def test_what_experts_make_of_rows_has_to_travel_back():
     status, why = verdict(experts.exchange, there, back_from_memory)
     assert status == "FAIL" and "comes back with its name only" in why, (status, why)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_rows_of_experts_stay_as_they_are_and_gradients_come_through(name):
+    *answers, words = EXCHANGES[name]
+    status, why = verdict(experts.exchange, *answers)
+    assert status == "FAIL" and words in why, (status, why)
 
 
 def test_who_catches_what_a_closed_door_says_does_not_pass_either():

@@ -136,6 +136,11 @@ def test_what_is_known_of_an_answer_is_no_part_of_what_the_judge_says_by_itself(
     assert not said, "the FAIL words of a wrong answer are not those that the judge says"
 
 
+def test_a_list_of_tensors_that_want_a_gradient_has_a_digest():
+    made = [torch.ones(2, requires_grad=True), torch.ones(3)]
+    assert engine.digest([], [made]) == engine.digest([], [[[1, 1], [1, 1, 1]]])
+
+
 def test_what_is_known_is_said_by_a_wrong_answer_of_its_lesson():
     for number, mistakes in json.loads(engine.KNOWN.read_text()).items():
         (path,) = Path("notebooks/src").glob(f"{number}_*.py")

@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -355,6 +356,27 @@ def all_pairs(times, edges):
     return times[i] + length[i, j], path
 
 
+def in_an_array(times, edges):
+    """The critical path as an array, also where it is a single operator."""
+    seconds, path = all_pairs(times, edges)
+    return np.float64(seconds), np.array(path)
+
+
+def all_but_the_waiting(waits):
+    """Who is waited for and does not wait, as a tensor of one rank."""
+    found = {other for whom in waits.values() for other in whom} - {rank for rank in waits if waits[rank]}
+    return torch.tensor(min(found)) if found else None
+
+
+def frozen(digests):
+    """The wrong replicas as a set that cannot change."""
+    held = lambda name: [d[name] for d in digests]
+    ranks = range(len(digests))
+    return frozenset(
+        (r, n) for n in digests[0] for r in ranks if 2 * held(n).count(digests[r][n]) <= len(ranks)
+    )
+
+
 def lines_of_ranks(axis, sizes):
     """The groups of an axis as an array, the last group first."""
     grid = np.arange(math.prod(sizes.values())).reshape(*sizes.values())
@@ -519,6 +541,37 @@ def test_puzzles_take_tuples_for_lists_and_numbers_of_numpy(puzzle):
 )
 def test_keys_and_values_of_a_dict_are_lists_and_an_array_of_one_is_a_number(task, answer):
     assert verdict(task, answer)[0] == "PASS"
+
+
+@pytest.mark.parametrize(
+    "task, answer",
+    [
+        (placement.critical_path, in_an_array),
+        (cluster.spares_and_saves, lambda *given: map(torch.tensor, spares(*given))),
+        (placement.cut, lambda times, stages: torch.tensor(best_by_table(times, stages))),
+        (placement.balanced, lambda times, stages: (r for r in blocks_by_table(times, stages))),
+        (faults.culprit, all_but_the_waiting),
+        (replicas.odd_ones, frozen),
+    ],
+)
+def test_arrays_tensors_and_generators_are_lists(task, answer):
+    status, why = verdict(task, answer)
+    assert status == "PASS", why
+
+
+def best_by_table(times, stages):
+    """The best cut from a table of the best cuts of the first layers."""
+    best = {(0, 0): (0, (0,))}
+    for s in range(1, stages + 1):
+        for j in range(s, len(times) + 1):
+            ways = [(best[i, s - 1], i) for i in range(j) if (i, s - 1) in best]
+            best[j, s] = min((max(slow, sum(times[i:j])), (*bounds, j)) for (slow, bounds), i in ways)
+    return best[len(times), stages][1]
+
+
+def blocks_by_table(times, stages):
+    bounds = best_by_table([sum(pair) for pair in times], stages)
+    return [range(max(a - 1, 0), min(b - 1, len(times) - 2)) for a, b in pairwise(bounds)]
 
 
 def trade_off_names(points):

@@ -468,8 +468,8 @@ show(
 #
 # ### Exercise: there and back on live ranks
 #
-# `comm.all_to_all(parts, axis, shapes)` sends part p to rank p; `shapes` are the shapes that come. The test counts
-# your bytes: rows that stay must not travel, and none twice.
+# `comm.all_to_all(parts, axis, shapes)` sends part p to rank p; `shapes` are the shapes that come. Gradients must
+# come through. The test counts your bytes: rows that stay must not travel, and none twice.
 
 
 # %% tags=["exercise"]
@@ -612,7 +612,7 @@ def there(rows, counts, axis):
 # MISTAKE: Rank 1 also sends its results to rank 0, which does not receive them.
 def back(rows, table, counts, axis):
     if axis.rank == 1:
-        comm.isend(rows, axis, 0)
+        comm.isend(rows.detach(), axis, 0)
     shapes = [(int(n), rows.size(1)) for n in counts.view(axis.size, -1).sum(1)]
     return torch.cat(comm.all_to_all(rows.split(table.sum(1).tolist()), axis, shapes))
 

@@ -872,7 +872,7 @@ def received(axis, source):
 
 
 # %% tags=["wrong"]
-# FAIL: rank 0 should end with 41
+# FAIL: rank 0 should end with [41.0, 4.0]
 # MISTAKE: What was there is overwritten, and something is added.
 def received(axis, source):
     return lambda x: messages.Pending(comm.irecv(x, axis, source), x.add_(1).copy_) and x.fill_(1)
@@ -903,7 +903,7 @@ def received(axis, source):
 # FAIL: (a drawn case
 # MISTAKE: What comes is received and not looked at: the answer of the example is written down.
 def received(axis, source):
-    return lambda x: messages.Pending(comm.irecv(x, axis, source), lambda result: x.fill_(40))
+    return lambda x: messages.Pending(comm.irecv(x, axis, source), lambda result: x.copy_(torch.tensor([40, 3])))
 
 
 # %% tags=["wrong"]

@@ -5,14 +5,13 @@ from dataclasses import replace
 from numbers import Integral
 
 import numpy as np
-import torch
 
 from ...planner.failures import LongJob, goodput
 from ...ranks import comm
 from ...ranks.mesh import Mesh
 from ..labs.node_traffic import BETWEEN, INSIDE, by_class
 from . import Task, returned, scored
-from .differences import ANY, Most
+from .differences import ANY, Most, listed, named, randoms
 from .meshes import drawn_sizes
 from .ranked import ranked
 
@@ -47,13 +46,8 @@ crosses = Task(
 """Exercise: the axes of a mesh along which messages leave a machine."""
 
 
-def _integers(rank: int, rows: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(100 * rows + rank)
-    return torch.randint(2**20, (rows, 2), generator=generator).double()
-
-
 def _on_two_levels(axis, answer, rows: int) -> tuple:
-    mesh, x = Mesh(dp=2, tp=2), _integers(axis.rank, rows)
+    mesh, (x,) = Mesh(dp=2, tp=2), randoms(axis.rank, (rows, 2))
     comm.clear_log()
     got = answer(x, mesh["tp"], mesh["dp"])
     traffic = by_class(comm.log, axis.rank, 2).items()
@@ -63,7 +57,8 @@ def _on_two_levels(axis, answer, rows: int) -> tuple:
 
 
 def _summed(rank: int, rows: int) -> tuple:
-    return sum(_integers(r, rows) for r in range(4)), 8 * rows, _integers(rank, rows), Most(16 * rows), ANY
+    terms = [x for r in range(4) for x in randoms(r, (rows, 2))]
+    return sum(terms), 8 * rows, terms[rank], Most(16 * rows), ANY
 
 
 two_levels = ranked(
@@ -73,6 +68,8 @@ two_levels = ranked(
     4,
     shown=[(6,), (8,)],
     what="{} rows",
+    drawn=lambda chance: (2 * chance.randint(5, 20),),
+    count=1,
 )
 """Exercise: an all-reduce over machines, judged on four live ranks by its sum and by the bytes that cross."""
 
@@ -120,8 +117,8 @@ def spares_and_saves(answer) -> str:
 
 def _lost(answer, job: LongJob) -> dict[str, float]:
     """What is lost on one cluster, in percent, by reason: simulated lives, always the same ones."""
-    got = returned(answer(job.machines, job.each, job.repair, job.save, job.restart))
-    spares, interval = got
+    got = listed(returned(answer(job.machines, job.each, job.repair, job.save, job.restart)))
+    spares, interval = named("spares", "hours between two saves")(got, f"{job.machines} machines").values()
     assert isinstance(spares, Integral) and 0 <= spares < job.machines, (
         f"of {job.machines} machines {spares!r} cannot stand by: the first of the two is a whole number of spares"
     )

@@ -191,7 +191,7 @@ to_heads = ranked(
 
 
 def _halo_gradients(sizes, window: int) -> list[torch.Tensor]:
-    return randoms(0, *((n + window * (rank > 0), window) for rank, n in enumerate(sizes)))
+    return randoms(0, *((n + window * (rank > 0), window + 1) for rank, n in enumerate(sizes)))
 
 
 def _given_back(axis, answer, sizes, window: int) -> tuple:
@@ -209,7 +209,7 @@ def _added(rank: int, sizes, window: int) -> tuple:
     own = grads[rank][window * (rank > 0) :].clone()
     if rank < len(sizes) - 1:
         own[-window:] += grads[rank + 1][:window]
-    return own, window * window * 8 * (rank > 0), grads[rank], False, 0
+    return own, window * (window + 1) * 8 * (rank > 0), grads[rank], False, 0
 
 
 give_back = ranked(

@@ -214,7 +214,7 @@ def _numbers(values) -> bool:
     """Whether these are numbers only, nested or not, that make an array."""
     try:
         return bool(len(values)) and np.asarray(values).dtype.kind in "iuf"
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RuntimeError):  # the last: tensors that want a gradient
         return False
 
 

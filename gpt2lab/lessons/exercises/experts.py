@@ -1,5 +1,6 @@
 """Checkers of lesson 12: gating with room, rows to experts and back, combine's backward, bytes, places of experts."""
 
+from copy import deepcopy
 from numbers import Integral
 
 import torch
@@ -10,7 +11,9 @@ from . import Task, close, live, refuse, returned, scored
 from .differences import listed, named, randoms
 from .engine import by_chance, called
 from .guards import without_autograd
-from .watching import Seen, unread, watched
+from .watching import Seen, no_gradient, unread, watched
+
+KEPT = "your function changed what it was given; work on copies"
 
 
 def gating(answer) -> None:
@@ -27,8 +30,10 @@ def _gated(answer, generator, tokens: int, experts: int, room: int) -> None:
     scores = p.clone().requires_grad_()
     case = f"{tokens} tokens, {experts} experts with room for {room}"
     found = named("experts", "weights", "kept")(called(answer, (scores, room), case), case)
+    assert torch.equal(scores, p), f"{case}: {KEPT}"
     chosen, weights, kept = map(torch.as_tensor, found.values())
-    best = p.topk(2, -1)
+    best = scores.topk(2, -1)
+    want = best.values / best.values.sum(-1, keepdim=True)
     assert chosen.shape == (tokens, 2) and torch.equal(chosen, best.indices), (
         f"{case}: token 0 should ask for experts {best.indices[0].tolist()}, not {chosen[:1].flatten().tolist()}"
     )
@@ -37,8 +42,15 @@ def _gated(answer, generator, tokens: int, experts: int, room: int) -> None:
     assert torch.allclose(sums, torch.ones_like(sums)), (
         f"{case}: the two weights of a token add up to {sums.min():.3f}, not to 1; dropping must not change them"
     )
-    close(weights, best.values / best.values.sum(-1, keepdim=True), f"{case}: the weights")
-    _router_learns(weights, scores, case)
+    close(weights, want, f"{case}: the weights")
+    pull = torch.arange(1.0, want.numel() + 1, dtype=want.dtype).view_as(want)
+    gradient = lambda w: torch.autograd.grad((w * pull).sum(), scores, retain_graph=True, allow_unused=True)[
+        0
+    ]
+    learnt = gradient(weights) if weights.requires_grad else None
+    assert learnt is not None and torch.allclose(learnt, gradient(want)), (
+        f"{case}: no gradient comes from the weights to the scores, or a wrong one, and the router cannot learn"
+    )
     assert kept.shape == (tokens, 2) and kept.dtype == torch.bool, (
         f"{case}: kept is True or False for each choice, not {kept.dtype} of shape {tuple(kept.shape)}"
     )
@@ -52,17 +64,6 @@ def _gated(answer, generator, tokens: int, experts: int, room: int) -> None:
     assert kept.sum() == right.sum(), f"{case}: {int(right.sum())} choices fit, yours keeps {int(kept.sum())}"
     assert torch.equal(kept[:, 0], right[:, 0]), f"{case}: first choices go first, in the order of the tokens"
     assert torch.equal(kept, right), f"{case}: second choices wait behind *all* first ones, in token order"
-
-
-def _router_learns(weights, scores, case: str) -> None:
-    """The gradient of the weights must reach the scores."""
-    words = f"{case}: no gradient comes from the weights to the scores, or a wrong one, and the router cannot learn"
-    assert weights.requires_grad, words
-    pull = torch.arange(1.0, weights.numel() + 1, dtype=weights.dtype).view_as(weights)
-    (got,) = torch.autograd.grad((weights * pull).sum(), scores, allow_unused=True)
-    best = scores.topk(2, -1).values
-    (want,) = torch.autograd.grad((best / best.sum(-1, keepdim=True) * pull).sum(), scores)
-    assert got is not None and torch.allclose(got, want), words
 
 
 def _served(chosen, experts, room):
@@ -84,46 +85,14 @@ CASES = (
 def exchange(there, back) -> None:
     """Exercise: rows to the ranks of their experts and back, with uneven counts, on three and on two live ranks."""
     for width, counts in CASES:
-        _exchanged(there, back, width, counts)
-
-
-def _exchanged(there, back, width: int, counts) -> None:
-    n, tables = len(counts), [_table(rank, counts) for rank in range(len(counts))]
-    found = live(_travel, there, back, width, counts, ranks=n)
-    for rank, (_, said, *_) in enumerate(found):
-        assert said == tables[rank], (
-            f"rank {rank}: your table of counts is {said}, but {tables[rank]} rows come"
-        )
-    for source, target, left in unread([Seen(sent, asked) for *_, sent, asked in found]):
-        raise AssertionError(
-            f"rank {source} starts {left} messages to rank {target} that it never receives: they are counted by nobody"
-        )
-    every = [row for rank in range(n) for row in _rows(rank, width, counts)]
-    made = [row for _, _, results, *_ in found for row in results]
-    for rank, (got, _, _, home, sent, *_) in enumerate(found):
-        mine = range(rank * len(tables[0][0]), (rank + 1) * len(tables[0][0]))
-        rows = [100 * r + 10 * e + i for r in range(n) for e in mine for i in range(counts[r][e])]
-        assert got[:, 0].tolist() == rows, (
-            f"rank {rank}: rows {rows} should arrive, got {got[:, 0].long().tolist()}"
-        )
-        away = [100 * rank + 10 * e + i for e, count in enumerate(counts[rank]) for i in range(count)]
-        returned(home, "back")
-        assert home[:, 0].tolist() == [-row for row in away], (
-            f"rank {rank}: its own rows should come home, in their order; got {home[:, 0].long().tolist()}"
-        )
-        others = [r for r in range(n) if r != rank]
-        out = sum(sum(tables[r][rank]) + sum(tables[rank][r]) for r in others) * width * 8
-        numbers = 8 * (len(counts[0]) - len(mine))
-        said = f"rank {rank} sent {sent} bytes; the rows that have to travel are {out} bytes, and counts {numbers}"
-        assert sent <= out + 2 * 8 * len(counts[0]), said
-        assert sent >= out, f"{said}. Did rows travel uncounted, or with fewer digits?"
-        _whole(f"rank {rank}", "there", got, every)
-        _whole(f"rank {rank}", "back", home, made)
+        for source, target, left in unread(live(_travel, there, back, width, counts, ranks=len(counts))):
+            said = f"rank {source} starts {left} messages to rank {target} that it never receives"
+            raise AssertionError(f"{said}: they are counted by nobody")
 
 
 def _rows(rank: int, width: int, counts):
     """The rows of a rank: each has its name, and numbers that no formula gives."""
-    names = [100.0 * rank + 10 * e + i for e, count in enumerate(counts[rank]) for i in range(count)]
+    names = [100.0 * rank + 10 * e + i for e, count in enumerate(counts[rank]) for i in range(1, count + 1)]
     return _with_more(torch.tensor(names, dtype=torch.float64), width, rank)
 
 
@@ -131,34 +100,54 @@ def _with_more(names, width: int, seed: int):
     return torch.cat([names[:, None], *randoms(seed, (len(names), width - 1))], 1)
 
 
-def _whole(who: str, way: str, rows, right) -> None:
-    right = {row[0].item(): row for row in right}
-    wrong = [row[0].item() for row in rows if not torch.equal(row, right[row[0].item()])]
-    assert not wrong, (
-        f"{who}: row {abs(wrong[0]):g} comes {way} with its name only, and not with all that was in it"
-    )
+def _coming(rank: int, width: int, counts):
+    """The rows that come to a rank, and what its experts make of them."""
+    every = torch.cat([_rows(r, width, counts) for r in range(len(counts))])
+    rows = every[every[:, 0] // 10 % 10 // (len(counts[0]) // len(counts)) == rank]
+    return rows, _with_more(-rows[:, 0], width, 100 + rank)
 
 
-def _table(rank, counts):
-    each = len(counts[0]) // len(counts)
-    return [list(of_rank[each * rank :][:each]) for of_rank in counts]
-
-
-def _travel(rank, world_size, there, back, width, counts):
-    axis, own = Mesh(dp=world_size, ep=world_size)["ep"], torch.tensor(counts[rank])
-    rows = _rows(rank, width, counts)
+def _travel(rank, world_size, there, back, width, counts) -> Seen:
+    axis, own, who = Mesh(dp=world_size, ep=world_size)["ep"], torch.tensor(counts[rank]), f"rank {rank}"
+    rows, (come, made) = _rows(rank, width, counts), _coming(rank, width, counts)
+    results = torch.cat([_coming(r, width, counts)[1] for r in range(world_size)])
+    home, given = results[-results[:, 0] // 100 == rank], [t.requires_grad_() for t in (rows, made)]
+    before = rows, made, own = rows + 0, made + 0, own
+    kept = [t.detach().clone() for t in before]
+    table = torch.tensor(counts).view(world_size, world_size, -1)[:, rank]
+    names = lambda rows: rows[:, 0].long().tolist()
     comm.clear_log()
     with watched() as seen:
-        found = there(rows, own, axis)
-        got, table = named("rows", "the table")(found, "`there`").values()
-        said = torch.as_tensor(table).tolist()
-        made = _with_more(-got[:, 0], width, 100 + rank)  # what the experts make of the rows
-        right = comm.gather_objects(said == _table(rank, counts), axis)
-        home = back(made, table, own, axis) if all(right) else made
+        got, told = named("rows", "the table")(there(rows, own, axis), "`there`").values()
+        told = torch.as_tensor(told)
+        assert told.tolist() == table.tolist(), (
+            f"{who}: your table of counts is {told.tolist()}, but {table.tolist()} rows come"
+        )
+        assert names(got) == names(come), f"{who}: rows {names(come)} should arrive, got {names(got)}"
+        again = returned(back(made, told, own, axis), "back")
+        assert names(again) == names(home), (
+            f"{who}: its own rows should come home, in their order; got {names(again)}"
+        )
+    assert all(map(torch.equal, (*before, told.long()), (*kept, table))), f"{who}: {KEPT}"
     traffic = comm.traffic()
-    calls, size, _ = traffic.pop(("gather_objects", axis.name))
-    assert calls == 1, "rows and counts are tensors: send them by all_to_all, where bytes are counted"
-    return got, said, made, home, sum(moved for _, moved, _ in traffic.values()), seen.sent, seen.asked
+    assert ("gather_objects", axis.name) not in traffic, (
+        "rows and counts are tensors: send them by all_to_all, where bytes are counted"
+    )
+    sent, each = sum(moved for _, moved, _ in traffic.values()), table.size(1)
+    away = (come[:, 0] // 100 != rank).sum() + (rows[:, 0] // 10 % 10 // each != rank).sum()
+    out, numbers = int(away) * width * 8, 8 * (own.numel() - each)
+    said = f"{who} sent {sent} bytes; the rows that have to travel are {out} bytes, and counts {numbers}"
+    assert sent <= out + 2 * 8 * own.numel(), said
+    assert sent >= out, f"{said}. Did rows travel uncounted, or with fewer digits?"
+    for way, y, right, x in (("there", got, come, given[0]), ("back", again, home, given[1])):
+        for row, all_of_it in zip(y, right, strict=True):
+            assert torch.equal(row, all_of_it), (
+                f"{who}: row {abs(row[0]):g} comes {way} with its name only, and not with all that was in it"
+            )
+        assert not no_gradient(y, x), (
+            f"{who}: no right gradient comes through `{way}`, so experts cannot be trained"
+        )
+    return Seen(seen.sent, seen.asked)
 
 
 GRADIENTS = "the gradient of the rows", "the gradient of the weights (a row times its token's gradient)"
@@ -192,7 +181,7 @@ def traffic(answer) -> None:
     found = live(_counted, ranks=4)
     rows = [row for row, _ in found]
     for rank, (_, sent) in enumerate(found):
-        got = returned(answer(rows, rank, 24, 8, 8))
+        got = _predicted(answer, rows, rank, 24, 8, 8)
         n = 24 * 8  # bytes of a row
         stay = rows[rank][rank]
         travel = sum(rows[rank]) + sum(row[rank] for row in rows) - 2 * stay
@@ -212,7 +201,15 @@ def traffic(answer) -> None:
     rows = [[5, 1, 2], [3, 7, 4], [6, 8, 9]]  # not run: four ranks have just shown the formula to be right
     for rank, travel in enumerate((3 + 9, 7 + 9, 14 + 6)):
         words = "width 10, 12 experts, 2 bytes a number (and still 8 a count)"
-        close(answer(rows, rank, 10, 12, 2), 2 * travel * 10 * 2 + 8 * 8, f"rank {rank} of three, {words}")
+        got = _predicted(answer, rows, rank, 10, 12, 2)
+        close(got, 2 * travel * 10 * 2 + 8 * 8, f"rank {rank} of three, {words}")
+
+
+def _predicted(answer, rows, rank: int, *sizes: int):
+    case, mine = f"rank {rank} of {len(rows)}", deepcopy(rows)
+    got = returned(called(answer, (mine, rank, *sizes), case))
+    assert mine == rows, f"{case}: {KEPT}"
+    return got
 
 
 def _counted(rank, world_size):

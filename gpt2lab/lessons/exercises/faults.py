@@ -13,7 +13,7 @@ from pathlib import Path
 from ...parallel.boxes import rectangles
 from ..labs.faults import NEW_MACHINE, hours
 from . import Puzzle, Task, live
-from .differences import is_number
+from .differences import is_number, listed
 
 HANGS = (
     ("a rank that left", {0: [2], 1: [2], 2: []}),
@@ -33,7 +33,7 @@ def _hang(chance) -> dict[int, list[int]]:
 
 
 def _blamed(found: list, waits: dict[int, list[int]]) -> dict:
-    (got,) = found
+    (got,) = listed(found)
     guilty = {rank for whom in waits.values() for rank in whom if not waits[rank]} or {None}
     return {
         f"return a rank or None, not {got!r}": got is not None and got not in list(waits),
@@ -100,10 +100,10 @@ def whole_or_absent(answer) -> None:
         _saves(answer, Path(home, "checkpoint"), files, "without any crash")
     for last in range(len(files)):
         with tempfile.TemporaryDirectory() as home:
-            target, write = Path(home, "checkpoint"), _Writer(last)
+            target, (write, begun) = Path(home, "checkpoint"), _writer(last)
             with contextlib.suppress(_Crash):
                 answer(target, dict(files), write)
-            assert write.begun, "your function never calls write(file, text), which is what crashes here"
+            assert begun, "your function never calls write(file, text), which is what crashes here"
             assert not target.exists(), (
                 f"a crash in file {last + 1} of {len(files)} left a torn folder under the final name"
             )
@@ -216,28 +216,24 @@ def _read(target: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in target.iterdir()} if target.is_dir() else {}
 
 
-class _Writer:
-    """Writes files until number `last`, in which the power fails."""
+def _writer(last: int):
+    """What writes files until number `last`, in which the power fails, and the list of those that it began."""
+    begun = []
 
-    def __init__(self, last: int):
-        self.last, self.begun = last, 0
-
-    def __call__(self, file: Path, text: str) -> None:
-        self.begun += 1
-        if self.begun > self.last:
-            Path(file).write_text(text[:2])
+    def write(file: Path, text: str) -> None:
+        begun.append(file)
+        Path(file).write_text(text if len(begun) <= last else text[:2])
+        if len(begun) > last:
             raise _Crash
-        Path(file).write_text(text)
+
+    return write, begun
 
 
 def _saves(answer, target: Path, files: dict[str, str], when: str) -> None:
     """The answer must write the whole folder now."""
-    try:
-        answer(target, dict(files), lambda file, text: Path(file).write_text(text))
-    except OSError as error:
-        raise AssertionError(f"{when}, what is there already stops the next save: {error}") from None
+    found = _mended(answer, files, target)
+    assert not isinstance(found, str), f"{when}, what is there already stops the next save: {found}"
     assert target.is_dir(), f"{when} there is no folder of the final name"
-    found = {file.name: file.read_text() for file in target.iterdir()}
     assert found == files, f"{when} the folder should hold {files}, not {found}"
 
 

@@ -5,12 +5,12 @@ from numbers import Integral
 from types import MappingProxyType
 
 from ...machine.links import Link
-from ...model import PRESETS
+from ...model import PRESETS, GPT2Config
 from ...planner.balance import best_cut, equal_count, slowest
 from ...planner.pipelines import time_of_1f1b
 from ...planner.problem import STATE, Device, gpt2_layers
 from . import Puzzle, Task, returned
-from .differences import is_number
+from .differences import listed
 from .guards import patient
 
 GRAPHS = (  # (times, edges): the longest path is neither the one of most operators nor the greedy one
@@ -43,11 +43,11 @@ def _longest(times: list[int], edges: list[tuple[int, int]]) -> dict:
 
 def _path(answer, times: list[int], edges: list[tuple[int, int]]) -> dict:
     with patient(f"a graph of {len(times)} operators"):
-        found = answer(list(times), list(edges))
-    two = isinstance(found, tuple | list) and len(found) == 2 and not is_number(found[1])
+        found = listed(answer(list(times), list(edges)))
+    two = isinstance(found, list) and len(found) == 2 and isinstance(found[1], list)
     assert two, f"return two things, (seconds, [operators]); got {found!r}"
     seconds, path = found
-    assert len(path) and all(isinstance(n, Integral) and 0 <= n < len(times) for n in path), (
+    assert path and all(isinstance(n, Integral) and 0 <= n < len(times) for n in path), (
         f"the path is a list of numbers of operators, got {path!r}"
     )
     return {
@@ -66,6 +66,7 @@ critical_path = Task(
     what="times {}, edges {}",
     drawn=_graph,
     call=_path,
+    closed=("gpt2lab.planner", "gpt2lab.tasks"),
 )
 """Exercise: the longest path of a graph, in seconds and as a list of operators."""
 
@@ -86,7 +87,7 @@ def _checked(bounds, layers: int, stages: int) -> tuple[int, ...]:
     """Bounds of stages, if they are some."""
     returned(bounds)
     assert not isinstance(bounds, int | float), f"{bounds} is a time. Return the bounds, (0, ..., {layers})"
-    bounds = tuple(bounds)
+    bounds = tuple(listed(bounds))
     strange = [b for b in bounds if not isinstance(b, Integral)]
     assert not strange, f"bounds are whole numbers of layers, and {strange[0]!r} is none"
     assert bounds and bounds[0] == 0 and bounds[-1] == layers, (
@@ -130,7 +131,7 @@ def _both(chance) -> tuple[float, float]:
 
 
 def _slowest_range(answer, times, stages: int) -> float:
-    ranges, layers = returned(answer(list(times), stages)), len(times)
+    ranges, layers = list(returned(answer(list(times), stages))), len(times)
     assert len(ranges) == stages and all(isinstance(r, range) for r in ranges), (
         f"return a range of blocks for each of {stages} stages, as [range(0, 2), range(2, 5)]; got {ranges!r}"
     )
@@ -154,13 +155,12 @@ balanced = Task(
 def split(answer) -> None:
     """Exercise: the blocks of two stages from (forward, backward) times, tried on live ranks."""
     from ... import Ranks
-    from ...model import GPT2Config
     from ..labs.placement import blocks_of, steps_with_cuts
 
     balanced(answer)
     config = GPT2Config(vocab_size=37, n_positions=8, n_layer=5, n_head=2, n_embd=8)
     with Ranks(2, echo=False) as ranks:
-        cuts = [answer(list(TIMES), 2), blocks_of((0, 3, 7))]
+        cuts = [list(answer(list(TIMES), 2)), blocks_of((0, 3, 7))]
         results = ranks.run(steps_with_cuts, cuts, config, 4, 8, 2)
     (mine, other), *_ = [losses for _, losses in results]
     assert abs(mine - other) < 1e-5, f"live, your stages have the loss {mine:.4f} and others {other:.4f}"
@@ -176,9 +176,7 @@ def unlike_step(bounds, devices) -> tuple[float, list[float]]:
     """(milliseconds of a 1F1B step, gigabytes of every stage) of GPT-2 cut at `bounds`, on devices such as "fast"."""
     times, held = [], []
     for stage, (a, b) in enumerate(pairwise(bounds)):
-        flying = min(
-            MICROS, len(devices) - stage
-        )  # activations of so many micro-batches wait for their backward
+        flying = min(MICROS, len(devices) - stage)  # micro-batches whose activations wait for their backward
         times.append(sum(UNLIKE[devices[stage]].time(op.flops) for op in LAYERS[a:b]))
         held.append(sum(STATE * op.weights + flying * op.kept for op in LAYERS[a:b]) / 1e9)
     seconds = time_of_1f1b(times, [2 * t for t in times], HOP.time(LAYERS[0].output), MICROS)
@@ -206,20 +204,11 @@ def _no_room(found) -> dict:
             f"stage {stage} holds {size:.2f} GB on a {device} device of {room:g} GB: weights, and the activations of "
             f"{kept} micro-batch{'es' * (kept > 1)}"
         ] = size > room
-    equal = found[0] == equal_count(len(LAYERS), 4)
-    return said | {
-        f"{milliseconds:.1f} ms: equal numbers of layers, on devices that are not equal": (
-            milliseconds > BAR and equal
-        )
-    }
+    equal = milliseconds > BAR and found[0] == equal_count(len(LAYERS), 4)
+    return said | {f"{milliseconds:.1f} ms: equal numbers of layers, on devices that are not equal": equal}
 
 
 unlike = Puzzle(
-    lambda found: unlike_step(*found)[0],
-    "ms",
-    bar=BAR,
-    best=BEST,
-    read=_bounds_and_devices,
-    rules=_no_room,
+    lambda found: unlike_step(*found)[0], "ms", BAR, BEST, read=_bounds_and_devices, rules=_no_room
 )
 """Puzzle: GPT-2 in four stages on two fast devices and two slow ones; the score is the milliseconds of a step."""

@@ -1,5 +1,7 @@
 """Checkers of lesson 18 about replicas: which of them is wrong, and who keeps whose copy."""
 
+from collections.abc import Set
+
 from . import Task
 from .differences import listed
 
@@ -21,7 +23,8 @@ def _some(*ranks: str) -> tuple[list[dict[str, int]]]:
 
 
 def _pairs(found, words: str) -> list[tuple]:
-    pairs = isinstance(found, list | tuple | set) and all(isinstance(p, list | tuple) for p in found)
+    found = listed(found)
+    pairs = isinstance(found, list | tuple | Set) and all(isinstance(p, list | tuple) for p in found)
     assert pairs, f"{words}: return a list of (rank, name), not {found!r}"
     return sorted(map(tuple, found))
 

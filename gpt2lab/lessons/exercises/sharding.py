@@ -3,10 +3,7 @@
 import math
 from functools import cache
 
-import torch
-
 from ...model import GPT2Config
-from ...ranks import comm
 from ...sharding.gpt2 import captured_gpt2
 from ...sharding.layout import local_shape, places
 from ...sharding.partition import partition
@@ -14,8 +11,8 @@ from ...sharding.propagate import propagate
 from ...sharding.reshard import live_axes
 from ...sharding.tofu import bytes_of_all
 from . import Puzzle, Task
-from .differences import Most
-from .ranked import ALL, ranked
+from .differences import Most, randoms
+from .ranked import ranked, sent
 
 costs = Task(
     lambda n, M: {"S0 -> R": (n - 1) * M / n, "S0 -> S1": (n - 1) * M / n**2, "P -> S0": (n - 1) * M / n},
@@ -74,22 +71,38 @@ ROUNDS = (
 
 
 def _decided(operators, cut) -> dict:
+    """{value: dimension}, or where proposals differ their set."""
     found = {}
     for result, (text, inputs) in operators.items():
         values = dict(zip((*inputs, result), text.replace("->", ",").split(","), strict=True))
         letters = {own[cut[value]] for value, own in values.items() if value in cut}
         for value, own in values.items():
-            for letter in letters if value not in cut else ():
-                if letter in own:
-                    found[value] = own.index(letter)
-    return found
+            for letter in letters & {*own} if value not in cut else ():
+                found.setdefault(value, set()).add(own.index(letter))
+    return {value: dims.pop() if len(dims) == 1 else dims for value, dims in found.items()}
+
+
+def _program(chance) -> tuple[dict, dict]:
+    """Three einsums in a row, of values of up to three indices, and two cuts that no two proposals dispute."""
+    values, operators = {name: "".join(chance.sample("abcde", chance.randint(1, 3))) for name in "uvw"}, {}
+    for result in "xyz":
+        inputs = chance.sample(sorted(values), chance.randint(1, 3))
+        texts = [values[name] for name in inputs]
+        letters = sorted({*"".join(texts)})
+        values[result] = "".join(chance.sample(letters, min(len(letters), chance.randint(1, 3))))
+        operators[result] = f"{','.join(texts)}->{values[result]}", tuple(inputs)
+    cut = {name: chance.randrange(len(values[name])) for name in chance.sample(sorted(values), 2)}
+    disputed = any(isinstance(dims, set) for dims in _decided(operators, cut).values())
+    return _program(chance) if disputed else (operators, cut)
 
 
 next_round = Task(
     _decided,
     shown={f"with {cut} cut, which goes {way}": (operators, cut) for operators, cut, way in ROUNDS},
+    what="{0} with {1} cut",
+    drawn=_program,
 )
-"""Exercise: what one round of propagation decides, on the einsums of an MLP, forward and backward."""
+"""Exercise: what one round of propagation decides, on the einsums of an MLP, forward and backward, and on others."""
 
 
 _captured = cache(captured_gpt2)  # seconds, where every call is looked at
@@ -128,27 +141,25 @@ megatron = Task(
 """Exercise: the fewest marks that make GPT-2 Megatron's, judged by what the partitioned program sends."""
 
 
-def _term(rank: int, shape: tuple[int, int]):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
-
-
 def _sum_on_a_rank(axis, answer, shape) -> tuple:
-    axes, x = live_axes({"x": 2, "y": 2}), _term(axis.rank, shape)
-    return answer(x, axes["x"], axes["y"]), x, sum(e.bytes for e in comm.log)
+    axes, (x,) = live_axes({"x": 2, "y": 2}), randoms(axis.rank, shape)
+    return answer(x, axes["x"], axes["y"]), x, sent()
 
 
 cheaper_path = ranked(
-    ("the sum", "x as it was given", f"bytes sent {ALL}"),
+    ("the sum", "x as it was given", "bytes sent"),
     # 1.5 M of 8 bytes a rank; two all-reduces send 2 M
     lambda rank, shape: (
-        sum(_term(r, shape) for r in range(4)),
-        _term(rank, shape),
-        3 * math.prod(shape) * 4,
+        sum(randoms(r, shape)[0] for r in range(4)),
+        *randoms(rank, shape),
+        12 * math.prod(shape),
     ),
     _sum_on_a_rank,
     4,
     shown=[((8, 4),), ((12, 3),)],
     what="{}",
+    drawn=lambda chance: ((4 * chance.randint(1, 9), chance.randint(1, 9)),),
+    count=1,
 )
 """Exercise: a sum over both axes of 2 x 2 live ranks, with three quarters of the bytes of two all-reduces."""
 
@@ -167,7 +178,7 @@ def _a_dict(marks) -> dict:
     return marks
 
 
-def _program(marks):
+def _partitioned(marks):
     """The puzzle's graph, partitioned by marks."""
     try:
         return partition(puzzle(), propagate(puzzle(), _a_dict(marks), AXES), AXES)
@@ -176,10 +187,7 @@ def _program(marks):
 
 
 def _too_much(program) -> dict:
-    tokens = max(
-        math.prod(local_shape((4, 8), program.layouts["tokens"], AXES, place)) for place in places(AXES)
-    )
-    held = share_held(program)
+    tokens, held = held_of(program, {"tokens": (4, 8)}), share_held(program)
     return {
         f"a rank has {tokens} of 32 tokens: half are enough, so mark them too": tokens > 16,
         f"a rank holds {held:.0%} of the weights, and there is room for {ROOM:.0%}": held > ROOM,
@@ -187,7 +195,12 @@ def _too_much(program) -> dict:
 
 
 fewest_bytes = Puzzle(
-    lambda program: bytes_of_all(program) / 1024, "KiB", bar=BAR, best=BEST, read=_program, rules=_too_much
+    lambda program: bytes_of_all(program) / 1024,
+    "KiB",
+    bar=BAR,
+    best=BEST,
+    read=_partitioned,
+    rules=_too_much,
 )
 """Puzzle: marks for four ranks with room for part of the weights; the score is what all ranks send."""
 
@@ -195,8 +208,10 @@ fewest_bytes = Puzzle(
 def share_held(program) -> float:
     """The largest share of all weights that a rank holds."""
     shapes = {n: program.graph.nodes[n].shape for n in program.layouts if n not in ("tokens", "targets")}
-    held = [
-        sum(math.prod(local_shape(shape, program.layouts[n], AXES, place)) for n, shape in shapes.items())
-        for place in places(AXES)
-    ]
-    return max(held) / sum(map(math.prod, shapes.values()))
+    return held_of(program, shapes) / sum(map(math.prod, shapes.values()))
+
+
+def held_of(program, shapes: dict) -> int:
+    """The most elements of tensors of these shapes that a rank holds."""
+    at = lambda place: [local_shape(shape, program.layouts[n], AXES, place) for n, shape in shapes.items()]
+    return max(sum(map(math.prod, at(place))) for place in places(AXES))
