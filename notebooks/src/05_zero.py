@@ -544,8 +544,8 @@ show(
 # %% [markdown]
 # ## Exercises
 #
-# **1.** The shard of a flat stretch that `rank` owns: equal lengths on all ranks, its type, zeros as padding at the
-# end, no view of the whole.
+# **1.** The shard of a flat stretch that `rank` owns: equal lengths on all ranks, its type, zeros at the end, no view
+# of the whole.
 
 
 # %% tags=["exercise"]
