@@ -198,7 +198,7 @@ idle = Task(
     _idle,
     shown=[
         (name, *times)
-        for times in ((4, 4, 5, 3), (2, 1, 1, 1), (4, 1, 1, 1), (4, 3, 4, 2), (8, 5, 5, 3))
+        for times in ((4, 4, 5, 3), (2, 1, 1, 1), (4, 1, 1, 1), (4, 3, 4, 2), (8, 5, 5, 3), (3, 4, 1, 3))
         for name in ("1f1b", "zb_h1")
     ],
     what="{}, {} ranks, times {}, {}, {}",
