@@ -32,6 +32,7 @@ from gpt2lab.lessons.exercises import (
     trade_off,
     travelling_sum,
     verdict,
+    zero,
 )
 from gpt2lab.lessons.exercises.engine import SEED
 from gpt2lab.lessons.exercises.guards import closed
@@ -64,6 +65,113 @@ def by_formula(w, micros, rows):
         with torch.no_grad():
             gradient = 2 / rows * x.T @ (x @ w - y)
         (w * gradient).sum().backward()
+
+
+def the_librarys_own(gradients, counts):
+    """Right, but of one rank the gradient is the library's own tensor."""
+    if len(counts) == 1:
+        return gradients[0]
+    return sum(g * c for g, c in zip(gradients, counts, strict=True)) / sum(counts)
+
+
+class Buckets:
+    """A right reducer of gradients in buckets."""
+
+    def __init__(self, all_reduce, full):
+        self.all_reduce, self.full, self.bucket, self.flying = all_reduce, full, [], []
+
+    def flat(self):
+        return torch.cat([grad.flatten() for _, grad in self.bucket])
+
+    def send(self):
+        self.flying.append((self.bucket, self.all_reduce(self.flat())))
+        self.bucket = []
+
+    def ready(self, name, grad):
+        self.bucket.append((name, grad))
+        if sum(g.numel() for _, g in self.bucket) >= self.full:
+            self.send()
+
+    def finish(self):
+        if self.bucket:
+            self.send()
+        sums, flying, self.flying = {}, self.flying, []
+        for bucket, handle in flying:
+            parts = handle.wait().split([g.numel() for _, g in bucket])
+            sums |= {n: part.view_as(g) for (n, g), part in zip(bucket, parts, strict=True)}
+        return sums
+
+
+class OneBuffer(Buckets):
+    """Every bucket is sent from the same buffer, which the next one overwrites on its way."""
+
+    def flat(self):
+        self.buffer = getattr(self, "buffer", torch.empty(100, dtype=torch.float64))
+        flat = super().flat()
+        return self.buffer[: len(flat)].copy_(flat)
+
+
+class RestInParts(Buckets):
+    """What is left at the end leaves in one message a gradient."""
+
+    def finish(self):
+        rest, self.bucket = self.bucket, []
+        for one in rest:
+            self.bucket = [one]
+            self.send()
+        return super().finish()
+
+
+class LargeAlone(Buckets):
+    """Before a gradient that fills a bucket by itself, a bucket that is not full leaves."""
+
+    def ready(self, name, grad):
+        if self.bucket and grad.numel() >= self.full:
+            self.send()
+        super().ready(name, grad)
+
+
+class KeepsGradients(Buckets):
+    """Every gradient is kept for ever."""
+
+    def ready(self, name, grad):
+        self.all = [*getattr(self, "all", []), grad]
+        super().ready(name, grad)
+
+
+def typed_as_is_usual(whole, rank, ranks):
+    """Zeros of the default type join the stretch, and with them all of it gets another."""
+    n = -(-len(whole) // ranks)
+    return torch.cat([whole, torch.zeros(n * ranks - len(whole))])[rank * n :][:n].clone()
+
+
+def view_of_the_padded(whole, rank, ranks):
+    """A copy, but a view where something is padded."""
+    n = -(-len(whole) // ranks)
+    rest = whole.new_zeros(n * ranks - len(whole))
+    return torch.cat([whole, rest])[rank * n :][:n] if len(rest) else whole[rank * n :][:n].clone()
+
+
+def padded_in_place(whole, rank, ranks):
+    n, old = -(-len(whole) // ranks), len(whole)
+    whole.resize_(n * ranks)[old:] = 0
+    return whole[rank * n :][:n].clone()
+
+
+def means_gathered(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
+    """Data parallelism by another name: all steps are made by every rank, from gathered means."""
+    return weights - rate * ranks * all_gather(reduce_scatter(gradient) / ranks)
+
+
+def eight_ranks_or_more(parameters, ranks, stage):
+    """The bytes of a ZeRO stage on eight ranks at least."""
+    share = lambda first: 1 / max(ranks, 8) if stage >= first else 1
+    return parameters * (12 * share(1) + 2 * share(2) + 2 * share(3))
+
+
+def short_weight_gradients(name, p, f, i, w):
+    """Idle time where W takes no longer than I."""
+    return (p - 1) * (f + i + (w if name == "1f1b" else -min(w, i)))
 
 
 def other_prices(rank):
@@ -313,6 +421,27 @@ CHEATS = {
     "the package's count": (gpt2.parameters, the_package_counts, "knows the answer"),
     "the package's stopwatch": (hardware.benchmark, the_packages_stopwatch, "timing.trials knows the answer"),
     "the package's end": (hardware.together, lambda spans: timing.together([spans]), "knows the answer"),
+    "the library's own tensor": (data.global_gradient, the_librarys_own, "this one is the library's"),
+    "a gradient that is not there": (
+        data.group_gradients,
+        lambda ready, *_: [[i, i + 1] for i in range(0, len(ready) + 1, 2)],
+        "there is no gradient [8, 9]",
+    ),
+    "one buffer for all": (data.reducer, OneBuffer, "are changed before wait()"),
+    "a rest in parts": (data.reducer, RestInParts, "got (5,): 8 9 15 2 3 in place of 8 9 15 5"),
+    "a large gradient alone": (data.reducer, LargeAlone, "got (4,): 8 9 5 10 in place of 8 9 15"),
+    "gradients that are kept": (data.reducer, KeepsGradients, "that are in memory still: expected 0, got 8"),
+    "a shard of another type": (zero.shard, typed_as_is_usual, "your shard is torch.float32"),
+    "a view of what was padded": (zero.shard, view_of_the_padded, "of 86 elements 90 stay in memory"),
+    "a stretch that is padded in place": (zero.shard, padded_in_place, "changed what it was given"),
+    "means that are gathered": (zero.step, means_gathered, "you gather gradients"),
+    "eight ranks or more": (zero.bytes_held, eight_ranks_or_more, "a drawn case"),
+    "short gradients of weights": (pipeline.idle, short_weight_gradients, "times 4, 1, 3: expected 4, got 8"),
+    "ranks as texts": (
+        context.contributors,
+        lambda root, ranks: [str(rank) for rank in range(root, ranks)],
+        "expected numbers",
+    ),
     "what the checker compares with": (
         data.global_gradient,
         lambda *given: data.global_gradient.right(*given),
@@ -450,6 +579,89 @@ def gathered(q, k, v, o, L, grad, axis, first=False):
 
 def own_first(*given):
     return gathered(*given, first=True)
+
+
+def every_block_kept(q, k, v, o, L, grad, axis):
+    """A right ring, but blocks that were used stay in a list."""
+    n, r, (t, D) = axis.size, axis.rank, q.shape
+    delta = (grad * o).sum(-1, keepdim=True)
+    blocks, dq, gradients = [torch.stack([k, v])], torch.zeros_like(q), torch.zeros(2, t, D, dtype=q.dtype)
+    for step in range(n):
+        if step <= r:
+            (k, v), hidden = blocks[-1], torch.ones(t, t).triu(1 + t * step) > 0
+            p = ((q @ k.T / D**0.5).masked_fill(hidden, -torch.inf) - L).exp()
+            ds = p * (grad @ v.T - delta) / D**0.5
+            dq += ds @ k
+            gradients = gradients + torch.stack([ds.T @ q, p.T @ grad])
+        if step < n - 1:
+            blocks.append(comm.ring_shift(blocks[-1], axis))
+        gradients = comm.ring_shift(gradients, axis)
+    return dq, *gradients
+
+
+def past_neighbours(q, k, v, o, L, grad, axis):
+    """Each rank sends its keys to all later ones, and they send the gradients back: no ring."""
+    n, r, (t, D) = axis.size, axis.rank, q.shape
+    delta, block = (grad * o).sum(-1, keepdim=True), torch.stack([k, v])
+    going, dq, mine = [comm.isend(block, axis, p) for p in range(r + 1, n)], torch.zeros_like(q), 0
+    for owner in range(r, -1, -1):
+        k, v = block if owner == r else comm.recv(block, axis, owner)
+        hidden = torch.ones(t, t).triu(1 + t * (r - owner)) > 0
+        p = ((q @ k.T / D**0.5).masked_fill(hidden, -torch.inf) - L).exp()
+        ds = p * (grad @ v.T - delta) / D**0.5
+        dq += ds @ k
+        part = torch.stack([ds.T @ q, p.T @ grad])
+        if owner == r:
+            mine = part
+        else:
+            going.append(comm.isend(part, axis, owner))
+    mine = mine + sum(comm.recv(mine, axis, p) for p in range(r + 1, n))
+    for handle in going:
+        handle.wait()
+    return dq, *mine
+
+
+class Gathered(torch.autograd.Function):
+    """A layer whose weight is gathered twice, for shapes that ranks divide."""
+
+    @staticmethod
+    def forward(ctx, x, shard, shape, axis):
+        ctx.save_for_backward(x, shard)
+        ctx.shape, ctx.axis = shape, axis
+        return x @ comm.gather_flat(shard, axis).view(shape).T
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, shard = ctx.saved_tensors
+        weight = comm.gather_flat(shard, ctx.axis).view(ctx.shape)
+        return grad @ weight, comm.reduce_scatter_flat((grad.T @ x).flatten(), ctx.axis), None, None
+
+
+class NoGradientOfX(Gathered):
+    """Shapes do not matter, but the first layer's input gets no gradient."""
+
+    @staticmethod
+    def forward(ctx, x, shard, shape, axis):
+        ctx.save_for_backward(x, shard)
+        ctx.shape, ctx.axis, ctx.first = shape, axis, x.grad_fn is None
+        return x @ comm.gather_flat(shard, axis)[: math.prod(shape)].view(shape).T
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, shard = ctx.saved_tensors
+        flat, size = comm.gather_flat(shard, ctx.axis), math.prod(ctx.shape)
+        of_w = torch.cat([(grad.T @ x).flatten(), flat.new_zeros(len(flat) - size)])
+        of_x = None if ctx.first else grad @ flat[:size].view(ctx.shape)
+        return of_x, comm.reduce_scatter_flat(of_w, ctx.axis), None, None
+
+
+def three_columns(x, axis):
+    """Muon's rows of a matrix of three columns."""
+    x = x / comm.all_reduce(x.square().sum(), axis).sqrt()
+    for _ in range(5):
+        gram = comm.all_reduce(x.T @ x, axis).view(3, 3)
+        x = 3.4445 * x + x @ (-4.7750 * gram + 2.0315 * gram @ gram)
+    return x
 
 
 def the_checkers_receive(axis, source):
@@ -788,6 +1000,19 @@ LIVE = {
         sharding.cheaper_path,
         four_rows,
         "the sum on rank 0: expected shape (12, 3), got (8, 3)",
+    ),
+    "shapes that ranks divide": (zero.linear, lambda *given: Gathered.apply(*given), "is invalid for input"),
+    "no gradient of x": (
+        zero.linear,
+        lambda *given: NoGradientOfX.apply(*given),
+        "the gradient of x on rank 0: your function returned None",
+    ),
+    "three columns": (zero.muon_rows, three_columns, "11 rows of 4 on 2 live ranks"),
+    "past the neighbours": (context.ring_backward, past_neighbours, "on a ring only neighbours talk"),
+    "every block is kept": (
+        context.ring_backward,
+        every_block_kept,
+        "rank 3 of 4 holds the keys of 3 others at once",
     ),
     "all keys, then products": (
         context.ring_backward,

@@ -67,6 +67,84 @@ def test_zero_with_the_rate_before_the_sum():
     assert verdict(zero.step, scaled_first) == ("PASS", "")
 
 
+def alone_or_not(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather):
+    """ZeRO-1 in which a rank that is alone asks nobody."""
+    if ranks == 1:
+        return weights - rate * gradient
+    return scaled_first(weights, gradient, rank, ranks, rate, reduce_scatter, all_gather)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_zero_of_one_rank_without_calls(number, monkeypatch):
+    monkeypatch.setenv(SEED, str(number))
+    assert verdict(zero.step, alone_or_not) == ("PASS", "")
+
+
+def as_published(x, axis):
+    """Muon by rows with the small number that its authors add to the norm, and an array of numpy."""
+    x = x / (comm.all_reduce(x.square().sum(), axis).sqrt() + 1e-7)
+    for _ in range(5):
+        gram = comm.all_reduce(x.T @ x, axis)
+        x = 3.4445 * x + x @ (-4.7750 * gram + 2.0315 * gram @ gram)
+    return x.numpy()
+
+
+class OnlyWhereItIsNeeded(torch.autograd.Function):
+    """A layer whose weight is gathered for backward where somebody wants the gradient of x."""
+
+    @staticmethod
+    def forward(ctx, x, shard, shape, axis):
+        ctx.save_for_backward(x, shard)
+        ctx.shape, ctx.axis = shape, axis
+        return x @ comm.gather_flat(shard, axis)[: math.prod(shape)].view(shape).T
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x, shard), size, of_x = ctx.saved_tensors, math.prod(ctx.shape), None
+        if ctx.needs_input_grad[0]:
+            of_x = grad @ comm.gather_flat(shard, ctx.axis)[:size].view(ctx.shape)
+        rest = shard.new_zeros(len(shard) * ctx.axis.size - size)
+        of_w = comm.reduce_scatter_flat(torch.cat([(grad.T @ x).flatten(), rest]), ctx.axis)
+        return of_x, of_w, None, None
+
+
+@pytest.mark.live
+def test_weights_that_are_gathered_again_only_where_they_are_needed():
+    assert verdict(zero.linear, lambda *given: OnlyWhereItIsNeeded.apply(*given)) == ("PASS", "")
+
+
+@pytest.mark.live
+def test_muon_as_it_was_published():
+    assert verdict(zero.muon_rows, as_published) == ("PASS", "")
+
+
+def coded_one_by_one(gradients, code):
+    """Error feedback by sums: of all gradients, and of all that was sent; messages come from a generator."""
+    total = said = 0
+    for gradient in gradients:
+        total = total + gradient
+        message = code(total - said)
+        said = said + message
+        yield message
+
+
+def by_the_best_end(ready, sizes, latency, rate):
+    """The best buckets, each as a tensor."""
+    best = [(0.0, [])]
+    for j in range(1, len(sizes) + 1):
+        ends = [
+            max(done, ready[j - 1]) + latency + sum(sizes[i:j]) / rate for i, (done, _) in enumerate(best)
+        ]
+        i = int(np.argmin(ends))
+        best.append((ends[i], [*best[i][1], i]))
+    return torch.arange(len(sizes)).tensor_split(best[-1][1][1:])
+
+
+def update_one_by_one(old, new, gradient, lr):
+    yield new
+    yield new - lr * gradient(old)
+
+
 def test_the_global_mean_in_the_default_type():
     mean = lambda sums, counts: torch.tensor(sums).sum() / torch.tensor(counts).sum()
     assert verdict(start.global_mean, mean) == ("PASS", "")
@@ -468,6 +546,8 @@ RIGHT = {
         if not any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points.values())
     }.keys(),
     start.traffic: lambda count, each, n: 2 * (n - 1) / n * count * each,
+    data.feedback: coded_one_by_one,
+    asynchronous.double_buffered: update_one_by_one,
     data.step_bytes: lambda count, n, micro, each: 2 * (n - 1) / n * count * each,
     faults.culprit: lambda waits: max(
         (other for whom in waits.values() for other in whom if not waits[other]), default=None
@@ -510,7 +590,24 @@ def in_pairs(rank):
     return [(kind, kinds[:place].count(kind)) for place, kind in enumerate(kinds)]
 
 
+def in_tensors(rank):
+    """Lesson 08's puzzle in pairs whose micro-batches are tensors."""
+    kinds = [
+        "FFFFIWFIWIFWFIWFIWIWIWIW",
+        "FFFFIWIWIWFIFFWFIIWIIWWW",
+        "FFFIIWFIWIFWFFWIFIWIWIWW",
+        "FIFIFIFIWWFIWFIFWIFIWWWW",
+    ][rank]
+    return [(kind, torch.tensor(kinds[:place].count(kind))) for place, kind in enumerate(kinds)]
+
+
+@pytest.mark.live
+def test_a_schedule_whose_micro_batches_are_tensors():
+    assert verdict(pipeline.design, in_tensors)[0] == "PASS"
+
+
 PUZZLES = {
+    data.group_gradients: by_the_best_end,
     pipeline.squeezed: in_pairs,
     cuts.choose: lambda: np.array(["batch"] * 5 + ["rows", "columns", "rows"]),
     placement.unlike: lambda: [(0, 3, 6, 11, 14), ["slow", "slow", "fast", "fast"]],

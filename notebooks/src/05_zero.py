@@ -544,8 +544,8 @@ show(
 # %% [markdown]
 # ## Exercises
 #
-# **1.** The shard of a flat stretch that `rank` owns: equal lengths on all ranks, zeros as padding at the end, no
-# view of the whole.
+# **1.** The shard of a flat stretch that `rank` owns: equal lengths on all ranks, its type, zeros at the end, no view
+# of the whole.
 
 
 # %% tags=["exercise"]
@@ -1182,7 +1182,7 @@ check("Muon by rows", exercises.muon_rows, muon_rows)
 
 
 # %% tags=["wrong"]
-# FAIL: nothing of the others was asked
+# FAIL: Each rank brought its own rows near 1: nothing of the others was asked
 # MISTAKE: Each rank orthogonalises its own rows.
 def muon_rows(x, axis):
     x = x / x.square().sum().sqrt()
@@ -1193,7 +1193,7 @@ def muon_rows(x, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: who gathers?
+# FAIL: Sums of small products take fewer bytes: who gathers?
 # MISTAKE: The whole matrix is gathered, and every rank computes all of it: right, for more bytes and work.
 def muon_rows(x, axis):
     whole = comm.all_gather(x, axis)
@@ -1205,7 +1205,7 @@ def muon_rows(x, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: the rows of all ranks: expected
+# FAIL: its rows, of the matrix of all, on rank 0: expected 0.185174
 # MISTAKE: The norm is that of the own rows, so ranks begin with different scales.
 def muon_rows(x, axis):
     x = x / x.square().sum().sqrt()
@@ -1216,7 +1216,7 @@ def muon_rows(x, axis):
 
 
 # %% tags=["wrong"]
-# FAIL: bytes; sums of small products
+# FAIL: Products of columns, x.T @ x, are small: sum those
 # MISTAKE: Products of rows with rows are summed: those of other ranks' rows are missing, and the messages are large.
 def muon_rows(x, axis):
     x = x / comm.all_reduce(x.square().sum(), axis).sqrt()

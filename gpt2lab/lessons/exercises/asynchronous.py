@@ -11,7 +11,7 @@ from ...parallel.pipeline.versions import Stash
 from ...schedules import Cost, Op, simulate
 from ...schedules.asynchronous import free_running, make_stream
 from ..labs import servers_on_arrival as servers
-from . import Puzzle, Task, by_chance, refuse
+from . import Puzzle, Task, by_chance, refuse, unaided
 from .watching import memories
 
 SCHEMES = ("ampnet", "pipedream", "pipedream_vertical")
@@ -150,7 +150,7 @@ def _updates(old, new, rate: float, steps: int = 1) -> dict:
 
 
 def _asked(answer, old, new, rate: float, steps: int = 1) -> dict:
-    asked, pairs = [], [(old, new)]
+    answer, asked, pairs = unaided(answer), [], [(old, new)]
     for _ in range(steps):
         pairs.append(answer(*pairs[-1], lambda w: asked.append(w) or 0.5 * w + 1.0, rate))
     return {"gradients are asked at": asked, "(old, new) after each": pairs[1:]}

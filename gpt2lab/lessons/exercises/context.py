@@ -77,7 +77,7 @@ contributors = Task(
     shown=[(root, ranks) for ranks in (2, 4, 7) for root in range(ranks)],
     what="root {} of {}",
     drawn=lambda chance: (chance.randint(0, 4), chance.randint(5, 12)),
-    like=lambda got, words: sorted(float(rank) for rank in got),
+    like=lambda got, words: sorted(listed([*got])),
 )
 """Exercise: which ranks contribute to the key gradients of a root, in a contiguous split."""
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from traceback import walk_tb
 
 from ..environment import static, unanswered
-from .differences import difference, equal, listed, plain, returned
+from .differences import UNROLLED, difference, equal, listed, plain, returned
 from .guards import PACKAGE, closed, unaided
 
 KNOWN = Path(__file__).with_name("known.json")
@@ -208,7 +208,8 @@ def called(answer, given: tuple, words: str, shut: tuple[str, ...] = ()):
     """What an answer gives. What it raises becomes an AssertionError with the case; a blank exercise stays one."""
     try:
         with closed(*shut) if shut else nullcontext():
-            return answer(*given)
+            found = answer(*given)
+            return list(found) if isinstance(found, UNROLLED) else found
     except Exception as error:
         if unanswered(error):
             raise

@@ -1,5 +1,6 @@
 """Checkers of lessons 07 and 08: bubbles, orders, memory and messages of pipelines, and a schedule of one's own."""
 
+import math
 from numbers import Integral
 
 from ...model import GPT2, GPT2Config
@@ -189,15 +190,15 @@ def _idle(name: str, p: int, f: int, i: int, w: int) -> float:
 
 
 def _times(chance) -> list[int]:
-    """Of F, I and W, the longest first."""
-    return sorted((chance.randint(1, 6) for _ in range(3)), reverse=True)
+    """Of F, I and W, which is not longer than F."""
+    return [f := chance.randint(1, 6), chance.randint(1, 6), chance.randint(1, f)]
 
 
 idle = Task(
     _idle,
     shown=[
         (name, *times)
-        for times in ((4, 4, 5, 3), (2, 1, 1, 1), (4, 1, 1, 1), (4, 3, 4, 2), (8, 5, 5, 3))
+        for times in ((4, 4, 5, 3), (2, 1, 1, 1), (4, 1, 1, 1), (4, 3, 4, 2), (8, 5, 5, 3), (3, 4, 1, 3))
         for name in ("1f1b", "zb_h1")
     ],
     what="{}, {} ranks, times {}, {}, {}",
@@ -236,10 +237,7 @@ ROOM, BAR, BEST = 3, 42, 39
 def squeezed(answer) -> str:
     """Exercise: four ranks and eight micro-batches (TF = 1, TB = 2) with room for three activations; a score."""
     schedule = written(answer, 4, 8)
-    _must_be_right(schedule, "4 ranks, 8 micro-batches")
-    for rank in range(4):
-        held = schedule.peak(rank)
-        assert held <= ROOM, f"rank {rank} holds {held} activations at its peak, and there is room for {ROOM}"
+    _must_be_right(schedule, "4 ranks, 8 micro-batches", ROOM)
     _must_be_whole(schedule)
     return scored(
         float(simulate(schedule, Cost(1, backward=2)).makespan), "units of time", bar=BAR, best=BEST
@@ -256,7 +254,7 @@ def written(answer, ranks: int, micros: int) -> Schedule:
     for rank in range(ranks):
         words = returned(answer(rank))
         words = words.split() if isinstance(words, str) else list(words)
-        words = ["".join(map(str, (w.kind, w.micro) if isinstance(w, Op) else w)) for w in words]
+        words = ["".join(map(str, (w.kind, w.micro) if isinstance(w, Op) else listed(w))) for w in words]
         for word in words:
             assert word[:1] in "FBIW" and word[1:].isdigit(), (
                 f"{word!r} is no operation. Write F0, I0, W0 or B0."
@@ -269,10 +267,7 @@ def design(answer) -> str:
     """Exercise: a schedule with split backwards within a memory limit, run live; the score is its time."""
     schedule = written(answer, RANKS, MICROS)
     assert all(schedule.orders), "a rank has no operations"
-    _must_be_right(schedule, f"{RANKS} ranks, {MICROS} micro-batches")
-    for rank in range(RANKS):
-        held = schedule.peak(rank)
-        assert held <= MEMORY, f"rank {rank} holds {held} activations at its peak; the limit is {MEMORY}"
+    _must_be_right(schedule, f"{RANKS} ranks, {MICROS} micro-batches", MEMORY)
     score = scored(float(simulate(schedule, COST).makespan), "units of time", bar=40, best=39)
     for rank, (error, held) in enumerate(live(_trained, schedule, ranks=RANKS, what="your schedule, live")):
         assert error < 1e-10, f"on live ranks a gradient of rank {rank} is off by {error:.1e}"
@@ -295,8 +290,11 @@ def _must_be_whole(schedule: Schedule) -> None:
     assert not split, f"{split[0]} is half a backward. Here a backward is whole: write B"
 
 
-def _must_be_right(schedule: Schedule, what: str) -> None:
+def _must_be_right(schedule: Schedule, what: str, room: float = math.inf) -> None:
     try:
         check_schedule(schedule)
     except ScheduleError as error:
         raise AssertionError(f"{what}: {error}") from None
+    for rank in range(schedule.ranks):
+        held = schedule.peak(rank)
+        assert held <= room, f"rank {rank} holds {held} activations at its peak; the limit is {room}"

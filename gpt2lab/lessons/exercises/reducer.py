@@ -1,6 +1,7 @@
 """Checker of lesson 04's bucketed reducer: on a line that notes what leaves when, then by hooks on two live ranks."""
 
 import math
+from functools import partial
 
 import torch
 
@@ -13,18 +14,14 @@ from .watching import Held
 
 
 class Line:
-    """A link that remembers what it was asked to carry; sums arrive when waited for."""
+    """A link that remembers how many elements it was asked to carry at a time; sums arrive when waited for."""
 
     def __init__(self):
-        self.messages, self.waited, self.sums = [], 0, Held()
-
-    def sent(self) -> list[int]:
-        """Elements of each message."""
-        return [len(message) for message in self.messages]
+        self.messages, self.waited, self.held = [], 0, Held()
 
     def all_reduce(self, flat):
         """Start summing a flat tensor with that of another rank, which holds 1, 2, 3, ... in it."""
-        self.messages.append(flat)
+        self.messages.append(len(flat))
         return Sum(self, flat)
 
 
@@ -32,13 +29,16 @@ class Sum:
     """What `all_reduce` gives: `.wait()` returns the sum."""
 
     def __init__(self, line, flat):
-        self.line, self.flat = line, flat.clone()
+        self.line, self.flat, self.sent = line, flat, flat.clone()
 
     def wait(self):
         """The sum of both ranks."""
         self.line.waited += 1
+        assert torch.equal(self.flat, self.sent), (
+            "the numbers that all_reduce was given are changed before wait(): they are still on their way"
+        )
         total = self.flat + torch.arange(1.0, len(self.flat) + 1, dtype=self.flat.dtype)
-        self.line.sums.add(total)
+        self.line.held.add(total)
         return total
 
 
@@ -48,10 +48,12 @@ SHAPES = {  # in the order in which backward finishes them; a bucket holds 8 ele
     "first": (3, 3),
     "norm": (4,),
     "scale": (1,),
-    "embedding": (2, 4),
-    "positions": (2, 1),  # never fills a bucket
+    "embedding": (2, 5),  # joins the bucket that is there, although it would fill one alone
+    "positions": (2, 1),
+    "bias": (3,),  # with the one before it never fills a bucket
 }
 FULL = 8
+STEPS = {"": [*SHAPES], " of the second step": ["head", "second"], " of the third step": [*SHAPES]}
 
 
 def buckets(sizes, full: int) -> list[int]:
@@ -66,30 +68,32 @@ def buckets(sizes, full: int) -> list[int]:
 
 
 def _on_a_line(answer) -> dict:
-    """What leaves when on a line that only notes, and what finish() gives, in two steps of one reducer."""
+    """What leaves when on a line that only notes, and what finish() gives, in three steps of one reducer."""
     line, sizes = Line(), [math.prod(shape) for shape in SHAPES.values()]
-    work, found = answer(line.all_reduce, FULL), {}
-    for step, names in (("", list(SHAPES)), (" of the second step", ["head", "second"])):
-        line.messages, line.waited, before, line.sums = [], 0, line.sums, Held()
+    work, found, held = answer(line.all_reduce, FULL), {}, []
+    for step, names in STEPS.items():
+        line.messages, line.waited, line.held = [], 0, Held()
+        held.append(line.held)
         for number, name in enumerate(names, 1):
-            work.ready(name, _gradient(name))
-            found[f"messages after gradients of {sizes[:number]} elements{step}"] = line.sent()
+            line.held.add(gradient := _gradient(name))
+            work.ready(name, gradient)
+            found[f"messages after gradients of {sizes[:number]} elements{step}"] = [*line.messages]
         found[f"waits while backward runs{step}"] = line.waited
         try:
             sums = work.finish()
         except (RuntimeError, ValueError) as error:
             raise AssertionError(f"finish(){step} raises {error}: has it something to send?") from None
-        found[f"messages after finish(){step}"] = line.sent()
+        found[f"messages after finish(){step}"] = line.messages
         found[f"waits in finish(){step}"] = line.waited
         found[f"what finish() returns{step}"] = sums and {name: total.clone() for name, total in sums.items()}
         del sums
-    return found | {"sums of the first step that are in memory still": len(before.alive())}
+    return found | {"gradients and sums of the first step that are in memory still": len(held[0].alive())}
 
 
 def _leaves() -> dict:
     """The same of a right reducer; the other rank has 1, 2, 3, ... in each message."""
     sizes, found = [math.prod(shape) for shape in SHAPES.values()], {}
-    for step, names in (("", list(SHAPES)), (" of the second step", ["head", "second"])):
+    for step, names in STEPS.items():
         for number in range(1, len(names) + 1):
             full = [size for size in buckets(sizes[:number], FULL) if size >= FULL]
             found[f"messages after gradients of {sizes[:number]} elements{step}"] = full
@@ -102,7 +106,7 @@ def _leaves() -> dict:
             f"waits in finish(){step}": len(want),
             f"what finish() returns{step}": {n: _gradient(n) + part.view(SHAPES[n]) for n, part in parts},
         }
-    return found | {"sums of the first step that are in memory still": 0}
+    return found | {"gradients and sums of the first step that are in memory still": 0}
 
 
 def _gradient(name: str) -> torch.Tensor:
@@ -143,22 +147,20 @@ def reducer(answer) -> None:
 def _hooked(axis, answer, full: int) -> tuple:
     """Two steps with one reducer, called by the hooks of autograd: the sums, and whether each bucket is a message."""
     model, batch = GPT2(CONFIG).double(), example_batch(CONFIG, 7, 11)
+    mine = batch.rows(axis.rank, axis.size)
     work = answer(lambda flat: comm.all_reduce(flat, axis, async_op=True), full)
     found, order = [], []
 
-    def hook(name):
-        def ready(p):
-            order.append(p.numel())
-            work.ready(name, p.grad)
-
-        return ready
+    def ready(name, p):
+        order.append(p.numel())
+        work.ready(name, p.grad)
 
     for name, p in model.named_parameters():
-        p.register_post_accumulate_grad_hook(hook(name))
+        p.register_post_accumulate_grad_hook(partial(ready, name))
     for _ in range(2):
         model.zero_grad()
         comm.clear_log()
-        _part(model, batch.rows(axis.rank, axis.size), batch.total).backward()
+        (model.loss(model(mine.tokens), mine.targets) / batch.total).backward()
         sums = {name: total.clone() for name, total in work.finish().items()}
         found += [sums, len(comm.log) == len(buckets(order, full))]
         order.clear()
@@ -166,10 +168,6 @@ def _hooked(axis, answer, full: int) -> tuple:
             p.grad = sums.get(name, p.grad)
         _descend(model)
     return tuple(found)
-
-
-def _part(model, batch, total):
-    return model.loss(model(batch.tokens), batch.targets) / total
 
 
 def _descend(model) -> None:

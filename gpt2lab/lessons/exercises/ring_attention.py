@@ -7,7 +7,7 @@ from ...ranks import comm
 from ...ranks.mesh import Mesh
 from . import close, closed, live, returned
 from .differences import named, randoms
-from .watching import received
+from .watching import Held, received
 
 
 def ring_backward(answer) -> None:
@@ -21,22 +21,21 @@ def _ring_backward_on(answer, n: int, words: str) -> None:
     _attend(q, k, v)[0].backward(grad.detach())
     found, t, block = live(_backward_on_a_rank, answer, ranks=n, what=words), 12 // n, _flops(n)
     best = n * 4 * t * q.size(1) * 8  # n shifts of k, v, dk, dv (t, D)
-    three = named("dq", "dk", "dv")
-    for rank, (given, *_, same, _) in enumerate(found):
-        table = three(returned(given), f"rank {rank}")
+    for rank, (given, *_, same, _, _) in enumerate(found):
+        table = named("dq", "dk", "dv")(returned(given), f"rank {rank}")
         for (name, got), want in zip(table.items(), (q.grad, k.grad, v.grad), strict=True):
             close(got, want[t * rank :][:t], f"{name} on rank {rank}" + f" of {n}" * (n != 3), 1e-9)
         assert same, (
             f"rank {rank} changed what it was given: q, k, v and the rest belong to others; make new ones"
         )
-    calls = [sum(of_one[op] for _, _, of_one, *_ in found) for op in ("send", "recv")]
-    for rank, (_, sent, _, flops, *_) in enumerate(found):
-        assert set(sent) <= {"send", "recv"}, (
-            f"rank {rank} called {sorted(sent)}: on a ring only neighbours talk"
+    calls = [sum(event.op == op for _, log, *_ in found for event in log) for op in ("send", "recv")]
+    for rank, (_, log, flops, *_) in enumerate(found):
+        ops, to = {event.op for event in log}, {to for event in log for to, _ in event.targets}
+        assert ops <= {"send", "recv"} and to <= {(rank - 1) % n, (rank + 1) % n}, (
+            f"rank {rank} of {n} called {sorted(ops)} and sent to {sorted(to)}: on a ring only neighbours talk"
         )
-        assert sum(sent.values()) <= best, (
-            f"rank {rank} sent {sum(sent.values())} bytes; k, v and two gradients once round are {best}"
-        )
+        sent = sum(event.bytes for event in log)
+        assert sent <= best, f"rank {rank} sent {sent} bytes; k, v and two gradients once round are {best}"
         blocks = flops / block
         assert blocks <= rank + 1, (
             f"rank {rank} computes the products of {blocks:g} blocks, and sees {rank + 1}: skip what is masked"
@@ -44,12 +43,15 @@ def _ring_backward_on(answer, n: int, words: str) -> None:
     assert calls[0] == calls[1], (
         f"{calls[1]} messages were received, and {calls[0]} sends were waited for: what has not left may still change"
     )
-    for rank, (*_, computed) in enumerate(found):
+    for rank, (*_, computed, most) in enumerate(found):
         for others, flops in enumerate(computed, 1):
             assert flops > (others - 2) * block, (
                 f"rank {rank} of {n} had the keys of {others} other ranks when it had computed with "
                 f"{flops / block:g} blocks: a ring uses a block before it takes the one after the next"
             )
+        assert most <= 2 or rank < n - 1, (
+            f"rank {rank} of {n} holds the keys of {most} others at once: let go of a block when you have used it"
+        )
 
 
 def _flops(n: int) -> int:
@@ -64,24 +66,24 @@ def _attend(q, k, v):
 
 def _backward_on_a_rank(rank, world_size, answer):
     axis, (q, k, v, grad) = Mesh(cp=world_size)["cp"], randoms(0, *4 * [(12, 2 + world_size)])
-    sent, calls = {}, {"send": 0, "recv": 0}
     out, lse = _attend(q, k, v)
     t = 12 // world_size
     mine = [x[t * rank :][:t].clone() for x in (q, k, v, out, lse, grad)]
     before, counter, computed = [x.clone() for x in mine], FlopCounterMode(display=False), {}
     marks = [{x[t * r, 0].item() for x in (k, v)} for r in range(rank)]  # of blocks that this rank needs
+    blocks, held = [Held() for _ in marks], [0]
 
     def note(message):
-        """Of each block that comes: the flops so far."""
+        """Of each block that comes: the flops so far, and how many are in memory with it."""
         numbers = set(message.flatten().tolist())
         for other in range(rank):
             if marks[other] & numbers:
                 computed.setdefault(other, counter.get_total_flops())
+                blocks[other].add(message)
+        held.append(sum(bool(block.alive()) for block in blocks))
 
     comm.clear_log()
     with counter, received(note), closed("torch.autograd", "torch._functorch", "gpt2lab.parallel"):
         given = answer(*mine, axis)
-    for (op, _), (count, size, _) in comm.traffic().items():
-        sent[op], calls[op] = size, count
     same = all(map(torch.equal, before, mine))
-    return given, sent, calls, counter.get_total_flops(), same, [*computed.values()]
+    return given, [*comm.log], counter.get_total_flops(), same, [*computed.values()], max(held)

@@ -1,13 +1,13 @@
 """Checkers of lesson 05: shards of a flat buffer, a step of ZeRO, bytes held, Muon by rows."""
 
+import math
+
 import torch
 
 from ...parallel.muon import orthogonalised
 from ...parallel.zero.costs import paper_bytes
-from ...ranks import comm
-from ...ranks.mesh import Axis, Mesh
-from . import close, closed, live, returned
-from .differences import Most, randoms
+from ...ranks.mesh import Axis
+from .differences import ANY, Most, randoms
 from .engine import Task
 from .guards import PACKAGE
 from .pretended import together
@@ -23,18 +23,18 @@ def _padded(flat: torch.Tensor, ranks: int) -> torch.Tensor:
 
 parts = Task(
     lambda flat, ranks: by_rank(("the shard",), [(part,) for part in _padded(flat, ranks)]),
-    shown={
-        f"{elements} elements, {ranks} ranks": (
-            torch.arange(1.0, elements + 1, dtype=torch.float64) / 3,
-            ranks,
-        )
+    shown=[
+        (torch.arange(1.0, elements + 1).double() / 3, ranks)
         for elements, ranks in ((8, 2), (6, 3), (7, 3), (10, 4), (9, 4), (2, 3))
-    },
-    what="a flat buffer on {1} ranks",
+    ],
+    what="{0.shape[0]} elements, {1} ranks",
     closed=(PACKAGE,),
     drawn=lambda chance: (torch.arange(1.0, chance.randint(1, 40) + 1).double(), chance.randint(1, 8)),
-    call=lambda answer, flat, ranks: by_rank(
-        ("the shard",), [(answer(flat.clone(), rank, ranks),) for rank in range(ranks)]
+    call=lambda answer, flat, ranks: (
+        by_rank(  # the last one gets the stretch itself, which must stay as it is
+            ("the shard",),
+            [(answer(flat if r + 1 == ranks else flat.clone(), r, ranks),) for r in range(ranks)],
+        )
     ),
 )
 
@@ -42,8 +42,11 @@ parts = Task(
 def shard(answer) -> None:
     """Exercise: the part of a flat buffer that a rank owns, padded with zeros to equal length, and no view."""
     parts(answer)
-    held = torch.as_tensor(answer(torch.ones(90).double(), 4, 9)).untyped_storage().nbytes() // 8
-    assert held <= 10, f"right, but a view: of 90 elements {held} stay in memory behind a shard of 10"
+    for n in (90, 86):
+        part = torch.as_tensor(answer(torch.ones(n).half(), 4, 9))
+        assert part.dtype == torch.half, f"of a stretch of float16 your shard is {part.dtype}"
+        held = part.untyped_storage().nbytes() // 2
+        assert held <= 10, f"right, but a view: of {n} elements {held} stay in memory behind a shard of 10"
 
 
 def _draw(ranks: int, each: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,7 +60,8 @@ CALLS = "calls", "weights after the step"
 
 def _after(ranks: int, each: int, rate: float, seed: int) -> dict:
     start, grads = _draw(ranks, each, seed)
-    return by_rank(CALLS, [(["reduce_scatter", "all_gather"], start - rate * grads.sum(0))] * ranks)
+    calls = ANY if ranks == 1 else ["reduce_scatter", "all_gather"]
+    return by_rank(CALLS, [(calls, start - rate * grads.sum(0))] * ranks)
 
 
 def _stepped(answer, ranks: int, each: int, rate: float, seed: int) -> dict:
@@ -76,10 +80,12 @@ def _stepped(answer, ranks: int, each: int, rate: float, seed: int) -> dict:
         def all_gather(mine):
             used.append("all_gather")
             assert len(mine) == each, f"all_gather wants your shard ({each} weights), got {len(mine)}"
-            for by, what in ((1, "gradients"), (rate, "steps"), (-rate, "steps")):
-                assert ranks == 1 or not torch.allclose(mine, by * grads.sum(0)[own]), (
-                    f"you gather {what}, and every rank then updates all weights: gather updated weights"
-                )
+            part, total = mine.detach().double(), grads.sum(0)[own]
+            by = (part @ total / (total @ total)).item()
+            assert 1 in (ranks, each) or not torch.allclose(part, by * total), (
+                f"you gather {'steps' if math.isclose(abs(by), rate) else 'gradients'}, and every rank then updates "
+                "all weights: gather updated weights"
+            )
             return torch.cat(exchange(mine.clone()))
 
         return used, answer(start.clone(), grads[rank].clone(), rank, ranks, rate, reduce_scatter, all_gather)
@@ -98,11 +104,11 @@ step = Task(
 """Exercise: one step of ZeRO-1 with plain gradient descent, on pretended ranks that all run the answer."""
 
 
-SHAPES = ((8, 6), (9, 8), (7, 9))
-"""Weights (out, in) of the stack in which `linear` is tried; none of them divides evenly by three ranks' shards."""
+SHAPES = ((8, 7), (10, 8), (7, 10))
+"""Weights (out, in) of the stack in which `linear` is tried; none of them divides evenly by three ranks."""
 
 WEIGHT = 40 * 8
-"""Bytes of memory that could be a whole weight, of 48 numbers or more; shards and activations have fewer than 40."""
+"""Bytes of memory that could be a whole weight, of 56 numbers or more; shards and activations have fewer than 40."""
 
 
 def _stack():
@@ -126,21 +132,22 @@ def _on_shards(axis, answer) -> tuple:
     pack = lambda t: saved.append(t.untyped_storage().nbytes() >= WEIGHT) or t
     before = memories(WEIGHT)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-        part = x.tensor_split(axis.size)[axis.rank].clone()
+        part = x.tensor_split(axis.size)[axis.rank].clone().requires_grad_()
         loss = _through(part, pairs, lambda h, pair: answer(h, *pair, axis))
     alive = len(memories(WEIGHT) - before)
     with FlopCounterMode(display=False) as counter:
         loss.backward()
-    return counter.get_total_flops(), sum(saved), alive, *(s.grad for s in shards), sent()
+    return counter.get_total_flops(), sum(saved), alive, *(s.grad for s in shards), part.grad, sent()
 
 
 def _of_shards(rank: int) -> tuple:
     x, weights = _stack()
-    _through(x, [w.requires_grad_() for w in weights], lambda h, w: h @ w.T).backward()
+    _through(x.requires_grad_(), [w.requires_grad_() for w in weights], lambda h, w: h @ w.T).backward()
     grads = [_padded(w.grad.flatten(), 3)[rank] for w in weights]
     # gathered twice and reduce-scattered once, (n - 1)/n of all bytes each; dx and dW of 7 rows in 3 parts
     size, rows = 3 * 2 * 8 * sum(map(len, grads)), (3, 2, 2)[rank]
-    return Most(2 * 2 * rows * sum(w.numel() for w in weights)), 0, 0, *grads, size
+    most = Most(2 * 2 * rows * sum(w.numel() for w in weights))
+    return most, 0, 0, *grads, x.grad.tensor_split(3)[rank], size
 
 
 linear = ranked(
@@ -149,6 +156,7 @@ linear = ranked(
         "whole weights that are saved for backward",
         "whole weights in memory between forward and backward",
         *(f"the gradient of the shard of layer {number}" for number in range(len(SHAPES))),
+        "the gradient of x",
         "bytes sent, in two all-gathers and a reduce-scatter a layer,",
     ),
     _of_shards,
@@ -160,22 +168,17 @@ linear = ranked(
 """Exercise: a linear layer whose weight is gathered for forward and again for backward, on three live ranks."""
 
 
+SHARED = "nothing is shared", "the 12 bytes of optimizer state are shared", "gradients too", "weights too"
+
 bytes_held = Task(
     lambda parameters, ranks, stage: sum(paper_bytes(parameters, ranks)[stage].values()) / 1e9,
     shown={
         f"GB in stage {stage}: {what}{more}": (parameters, ranks, stage)
         for parameters, ranks, more in ((7.5e9, 64, ""), (1.5e9, 8, ", of 1.5 billion parameters on 8 ranks"))
-        for stage, what in enumerate(
-            (
-                "nothing is shared",
-                "the 12 bytes of optimizer state are shared",
-                "gradients too",
-                "weights too",
-            )
-        )
+        for stage, what in enumerate(SHARED)
     },
     what="GB of {:.3g} parameters on {} ranks in stage {}",
-    drawn=lambda chance: (1e8 * chance.randint(1, 99), chance.randint(1, 99), chance.randrange(4)),
+    drawn=lambda chance: (9e9 * chance.random(), round(99 ** chance.random()), chance.randrange(4)),
     like=lambda got, words: got / 1e9,
     closed=("gpt2lab.parallel", "gpt2lab.plots"),
     tolerance=1e-9,
@@ -183,30 +186,20 @@ bytes_held = Task(
 """Exercise: the paper's bytes per rank for stages 0 to 3."""
 
 
-def muon_rows(answer) -> None:
-    """Exercise: Muon's update of a tall matrix that is cut by rows over three live ranks, without gathering it."""
-    (x,) = randoms(0, (60, 3))
-    whole, alone = (
-        torch.cat([orthogonalised([p], [None], Axis())[0] for p in x.tensor_split(n)]) for n in (1, 3)
-    )
-    found = live(_rows_on_a_rank, answer, x, ranks=3, what="three live ranks")
-    got = torch.cat([returned(rows, "your function") for rows, *_ in found])
-    assert got.shape == x.shape, f"three ranks give {tuple(got.shape)} together; the matrix is (60, 3)"
-    assert not torch.allclose(got, alone), (
-        "each rank brought its own rows near 1: nothing of the others was asked"
-    )
-    close(got, whole, "the rows of all ranks", 1e-9)
-    size = 2 * (3 - 1) * 8 * (5 * 3 * 3 + 1) // 3 + 48  # rings of a number and five products of 3 x 3, uneven
-    for rank, (_, moved, same) in enumerate(found):
-        assert moved <= size, (
-            f"rank {rank} sent {moved} bytes; sums of small products take {size}: who gathers?"
-        )
-        assert same, "you changed the rows that you were given"
-
-
-def _rows_on_a_rank(rank, world_size, answer, x):
-    axis, mine = Mesh(tp=world_size)["tp"], x.tensor_split(world_size)[rank].clone()
-    comm.clear_log()
-    with closed("gpt2lab.parallel"):
-        found = answer(mine, axis)
-    return found, sent(), torch.equal(mine, x.tensor_split(world_size)[rank])
+muon_rows = ranked(
+    ("its rows, of the matrix of all,", "bytes sent, in sums of small products,"),
+    lambda rank, x, ranks: (
+        orthogonalised([x], [None], Axis())[0].tensor_split(ranks)[rank],
+        # rings of a number and five products of C x C, uneven
+        Most(2 * (ranks - 1) * 8 * (5 * x.size(1) ** 2 + 1) // ranks + 48),
+    ),
+    lambda axis, answer, x, ranks: (answer(x.tensor_split(ranks)[axis.rank], axis), sent()),
+    lambda x, ranks: ranks,
+    "gpt2lab.parallel",
+    shown={
+        f"{rows} rows of {width} on {ranks} live ranks": (1024 * randoms(0, (rows, width))[0], ranks)
+        for rows, width, ranks in ((60, 3, 3), (11, 4, 2))
+    },
+    tolerance=1e-9,
+)
+"""Exercise: Muon's update of a tall matrix that is cut by rows over live ranks, without gathering it."""
