@@ -903,7 +903,9 @@ def received(axis, source):
 # FAIL: (a drawn case
 # MISTAKE: What comes is received and not looked at: the answer of the example is written down.
 def received(axis, source):
-    return lambda x: messages.Pending(comm.irecv(x, axis, source), lambda result: x.copy_(torch.tensor([40, 3])))
+    return lambda x: messages.Pending(
+        comm.irecv(x, axis, source), lambda result: x.copy_(torch.tensor([40, 3]))
+    )
 
 
 # %% tags=["wrong"]
