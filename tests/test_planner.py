@@ -19,7 +19,7 @@ from search_cases import (
 
 from gpt2lab.machine.links import Link, Network, all_reduce_time
 from gpt2lab.model import PRESETS, GPT2Config
-from gpt2lab.planner import alpa, balance, graph_stages
+from gpt2lab.planner import alpa, balance, graph_stages, search
 from gpt2lab.planner.balance import Chain, best_cut, every_cut, every_replicated, slowest
 from gpt2lab.planner.cuts import Assignment, ChainProblem, Clock, CutOperator, gpt2_cuts, merged
 from gpt2lab.planner.events import Job, pipeline_jobs, simulate_jobs
@@ -571,6 +571,25 @@ def test_placements_alone_are_stuck_where_the_optimum_cuts_operators(memory):
     )
     assert all(at.count == 1 for at in learned.plan)
     assert PLANNERS["Alpa"].plan(problem).seconds < 0.5 * placed
+
+
+STAGES = {"PipeDream": lambda chain, n, _: balance.pipedream(chain, n), "DAPPLE": balance.dapple}
+
+
+@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("seed, legal", [(1, True), (4, True), (7, True), (8, False)])
+def test_replicated_stages_are_timed_as_their_planner_cut_them(name, seed, legal):
+    """Three replicas are no block of devices: then there is a plan without seconds, which has been looked at."""
+    problem = random_problem(seed)
+    found = PLANNERS[name].plan(problem)
+    _, stages = STAGES[name](search._chain_of(problem), problem.cluster.devices, problem.micros)
+    assert found.evaluations == 1 and (found.plan is None) != legal
+    if legal:
+        of_each = [(stage, sum(s.replicas for s in stages[:n])) for n, stage in enumerate(stages)]
+        want = [(first, s.replicas) for s, first in of_each for _ in range(s.first, s.last)]
+        assert [(at.first, at.count) for at in found.plan] == want
+        assert found.seconds == problem.evaluate(found.plan) < inf
+        assert all(("sample" in at.cut) == (at.count > 1) for at in found.plan)
 
 
 def test_tofu_cuts_the_first_axis_as_brute_force_does():
