@@ -202,7 +202,7 @@ OVER = {
     "planner": 5_944,
     "classroom": 2_311,
     "core": 12_173,
-    "the package": 49_003,
+    "the package": 49_001,
 }  # too large today: these may only shrink
 
 

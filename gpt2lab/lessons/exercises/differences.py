@@ -11,6 +11,8 @@ NARROW = ("float32", "float16", "bfloat16")
 NEARLY = 1e-9  # relative: what is so near to a slip is that slip
 
 
+CHANGED = "your function changed what it was given; work on copies"
+
 ANY = object()
 """What is right whatever it is: it is noted only to tell mistakes apart."""
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from traceback import walk_tb
 
 from ..environment import static, unanswered
-from .differences import UNROLLED, difference, equal, listed, plain, returned
+from .differences import CHANGED, UNROLLED, difference, equal, listed, plain, returned
 from .guards import PACKAGE, closed, unaided
 
 KNOWN = Path(__file__).with_name("known.json")
@@ -199,7 +199,7 @@ def tried(task: Task, answers: tuple, words: str, given: tuple, seen: list) -> N
             assert right or not equal(got, said, task.tolerance), f"{words}: {sentence}"
         if task.right:
             difference(got, want, words, task.tolerance)
-        assert same, f"{words}: right, but your function changed what it was given; work on copies"
+        assert same, f"{words}: right, but {CHANGED}"
     except AssertionError as error:
         raise Differs(str(error)) from None
 

@@ -8,12 +8,11 @@ import torch
 from ...ranks import comm
 from ...ranks.mesh import Mesh
 from . import Task, close, live, refuse, returned, scored
-from .differences import listed, named, randoms
+from .differences import CHANGED, listed, named, randoms
 from .engine import by_chance, called
 from .guards import without_autograd
+from .ranked import sent
 from .watching import Seen, no_gradient, unread, watched
-
-KEPT = "your function changed what it was given; work on copies"
 
 
 def gating(answer) -> None:
@@ -30,7 +29,7 @@ def _gated(answer, generator, tokens: int, experts: int, room: int) -> None:
     scores = p.clone().requires_grad_()
     case = f"{tokens} tokens, {experts} experts with room for {room}"
     found = named("experts", "weights", "kept")(called(answer, (scores, room), case), case)
-    assert torch.equal(scores, p), f"{case}: {KEPT}"
+    assert torch.equal(scores, p), f"{case}: {CHANGED}"
     chosen, weights, kept = map(torch.as_tensor, found.values())
     best = scores.topk(2, -1)
     want = best.values / best.values.sum(-1, keepdim=True)
@@ -44,11 +43,9 @@ def _gated(answer, generator, tokens: int, experts: int, room: int) -> None:
     )
     close(weights, want, f"{case}: the weights")
     pull = torch.arange(1.0, want.numel() + 1, dtype=want.dtype).view_as(want)
-    gradient = lambda w: torch.autograd.grad((w * pull).sum(), scores, retain_graph=True, allow_unused=True)[
-        0
-    ]
-    learnt = gradient(weights) if weights.requires_grad else None
-    assert learnt is not None and torch.allclose(learnt, gradient(want)), (
+    gradient = lambda w: torch.autograd.grad((w * pull).sum(), scores, retain_graph=True, allow_unused=True)
+    (learnt,) = gradient(weights) if weights.requires_grad else (None,)
+    assert learnt is not None and torch.allclose(learnt, *gradient(want)), (
         f"{case}: no gradient comes from the weights to the scores, or a wrong one, and the router cannot learn"
     )
     assert kept.shape == (tokens, 2) and kept.dtype == torch.bool, (
@@ -128,17 +125,16 @@ def _travel(rank, world_size, there, back, width, counts) -> Seen:
         assert names(again) == names(home), (
             f"{who}: its own rows should come home, in their order; got {names(again)}"
         )
-    assert all(map(torch.equal, (*before, told.long()), (*kept, table))), f"{who}: {KEPT}"
-    traffic = comm.traffic()
-    assert ("gather_objects", axis.name) not in traffic, (
+    assert all(map(torch.equal, (*before, told.long()), (*kept, table))), f"{who}: {CHANGED}"
+    assert ("gather_objects", axis.name) not in comm.traffic(), (
         "rows and counts are tensors: send them by all_to_all, where bytes are counted"
     )
-    sent, each = sum(moved for _, moved, _ in traffic.values()), table.size(1)
+    moved, each = sent(), table.size(1)
     away = (come[:, 0] // 100 != rank).sum() + (rows[:, 0] // 10 % 10 // each != rank).sum()
     out, numbers = int(away) * width * 8, 8 * (own.numel() - each)
-    said = f"{who} sent {sent} bytes; the rows that have to travel are {out} bytes, and counts {numbers}"
-    assert sent <= out + 2 * 8 * own.numel(), said
-    assert sent >= out, f"{said}. Did rows travel uncounted, or with fewer digits?"
+    said = f"{who} sent {moved} bytes; the rows that have to travel are {out} bytes, and counts {numbers}"
+    assert moved <= out + 2 * 8 * own.numel(), said
+    assert moved >= out, f"{said}. Did rows travel uncounted, or with fewer digits?"
     for way, y, right, x in (("there", got, come, given[0]), ("back", again, home, given[1])):
         for row, all_of_it in zip(y, right, strict=True):
             assert torch.equal(row, all_of_it), (
@@ -180,7 +176,7 @@ def traffic(answer) -> None:
     """Exercise: bytes that each rank sends in a forward and a backward of one mixture, counted on four live ranks."""
     found = live(_counted, ranks=4)
     rows = [row for row, _ in found]
-    for rank, (_, sent) in enumerate(found):
+    for rank, (_, moved) in enumerate(found):
         got = _predicted(answer, rows, rank, 24, 8, 8)
         n = 24 * 8  # bytes of a row
         stay = rows[rank][rank]
@@ -188,15 +184,15 @@ def traffic(answer) -> None:
         refuse(
             f"rank {rank}, {got} bytes",
             {
-                "this is the forward alone: gradients travel the same ways back": got == sent - travel * n,
-                "this also counts rows whose expert is at home": got == sent + 4 * stay * n,
-                "this leaves out the counts, which travel first: 6 numbers of 8 bytes": got == sent - 8 * 6,
-                f"{got - sent + 48} bytes of it are counts, and one number of 8 bytes travels for each of the 6 "
-                "experts of other ranks": 0 < got - sent + 48 <= 96 and got != sent,
+                "this is the forward alone: gradients travel the same ways back": got == moved - travel * n,
+                "this also counts rows whose expert is at home": got == moved + 4 * stay * n,
+                "this leaves out the counts, which travel first: 6 numbers of 8 bytes": got == moved - 8 * 6,
+                f"{got - moved + 48} bytes of it are counts, and one number of 8 bytes travels for each of the 6 "
+                "experts of other ranks": 0 < got - moved + 48 <= 96 and got != moved,
             },
         )
         close(
-            got, sent, f"rank {rank} with rows {rows}, width 24, 8 experts, 8 bytes a number: counted bytes"
+            got, moved, f"rank {rank} with rows {rows}, width 24, 8 experts, 8 bytes a number: counted bytes"
         )
     rows = [[5, 1, 2], [3, 7, 4], [6, 8, 9]]  # not run: four ranks have just shown the formula to be right
     for rank, travel in enumerate((3 + 9, 7 + 9, 14 + 6)):
@@ -208,7 +204,7 @@ def traffic(answer) -> None:
 def _predicted(answer, rows, rank: int, *sizes: int):
     case, mine = f"rank {rank} of {len(rows)}", deepcopy(rows)
     got = returned(called(answer, (mine, rank, *sizes), case))
-    assert mine == rows, f"{case}: {KEPT}"
+    assert mine == rows, f"{case}: {CHANGED}"
     return got
 
 
@@ -225,8 +221,8 @@ def _counted(rank, world_size):
     parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
     comm.clear_log()
     Trainer(parallel).gradients(example_batch(config, 7, 11))
-    sent = sum(event.bytes for event in comm.log if event.axis == "ep")
-    return mixtures(parallel.model)[0].kept.view(world_size, -1).sum(1).tolist(), sent
+    moved = sum(event.bytes for event in comm.log if event.axis == "ep")
+    return mixtures(parallel.model)[0].kept.view(world_size, -1).sum(1).tolist(), moved
 
 
 ASKED = ((240, 24, 60, 36, 36, 24, 12, 48), (120, 36, 96, 12, 24, 60, 48, 24), (60, 120, 24, 48, 72, 12, 36, 24),
