@@ -1,13 +1,11 @@
 """The benchmark of tasks writes what it promises, and its pictures show the numbers that they are given."""
 
 import json
-from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from task_cases import made, same
 
 from gpt2lab.benchmarks import tasks as bench
 from gpt2lab.cli import main
@@ -17,7 +15,6 @@ from gpt2lab.plots import tasks as plots
 from gpt2lab.ranks.trace import Span
 from gpt2lab.tasks import check
 from gpt2lab.tasks.graph import TaskGraph, reads, updates, writes
-from gpt2lab.tasks.runtime import run_sequential
 
 TINY = GPT2Config(vocab_size=32, n_positions=8, n_layer=1, n_head=2, n_embd=8)
 
@@ -26,8 +23,8 @@ TINY = GPT2Config(vocab_size=32, n_positions=8, n_layer=1, n_head=2, n_embd=8)
 def test_one_command_runs_every_version_and_writes_json_and_dashboard(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(PRESETS, "nano", TINY)
     monkeypatch.setattr(bench, "on_rank", lambda rank, world_size, args: [0.5] * args.iterations)
-    words = "bench tasks --config nano --rows 2 --length 8 --runs 2 --iterations 3 --all --out"
-    assert main([*words.split(), str(tmp_path)]) == 0
+    words = "bench tasks --config nano --rows 2 --length 8 --runs 2 --iterations 3 --versions"
+    assert main([*words.split(), *bench.VERSIONS, "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     report = json.loads((tmp_path / "nano.json").read_text())
     assert tuple(report["versions"]) == tuple(report["seconds"]) == bench.VERSIONS
@@ -35,12 +32,6 @@ def test_one_command_runs_every_version_and_writes_json_and_dashboard(tmp_path, 
     assert {"mean", "spread", "first"} == set(report["versions"]["sequential"])
     assert {"speedup", "efficiency", "karp_flatt"} < set(report["versions"]["taskiter"])
     assert report["published"]["fork-join"] == 1.43
-    beside = Counter(
-        name.rpartition(", ")[0] if "edges" in name else name.split()[0] for name in report["costs"]
-    )
-    assert sorted(beside.values()) == [2, 2, 2, 2, 2, 3, 4, 4], beside
-    assert all(sum(row.values()) == pytest.approx(100) for row in report["profile"].values())
-    assert set(report["profile"]) == {"sequential", "fork-join", "taskiter", "tasks of 1 ms"}
     assert (tmp_path / "nano.png").stat().st_size > 10_000
     assert all(name in said for name in bench.VERSIONS)
 
@@ -85,13 +76,6 @@ def test_work_is_counted_without_messages():
     )
     assert metrics.shares(SPANS, 2)["wait"] == 0
     assert plots.at_work(slept) == plots.at_work(SPANS)
-
-
-def test_a_queue_for_each_worker_gives_the_same_bits():
-    want, tasks = made(), made()
-    run_sequential(want.graph)
-    bench.OwnQueues(tasks.graph, 3).run()
-    assert same(tasks, want)
 
 
 def test_pictures_show_every_bar_every_edge_and_the_average():

@@ -122,7 +122,6 @@ CALLS = [
     # options of a benchmark beside each other
     *((lambda line=line: races.arguments(line.split()[0], line.split()[1:]), word) for line, word in (
         ("data --pairs zero=3 --bucket 7", "--bucket would change nothing: only --pairs bucket"),
-        ("tasks --all --versions tasks", "--versions would change nothing: --all runs every"),
         ("context --window 5 --over shm", "--over would change nothing: PyTorch's ring has no window"))),
     # experts
     (lambda: Experts(router="best"), "There is no router 'best'. Use switch, gshard"),

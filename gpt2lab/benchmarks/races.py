@@ -60,7 +60,6 @@ OPTIONS = {  # an older name belongs to the first option that claims it: --steps
     "prompt": Setting("tokens of each prompt", positive),
     "workers": Setting("worker threads, or ranks", positive),
     "versions": Setting("which to run", many="+", choices=VERSIONS),
-    "all": Setting("every version, and what a task and a graph cost", bool),
     "plans": Setting("how many plans, evenly chosen", positive),
 }
 NAMES = {  # those of what takes seconds to import
@@ -121,9 +120,7 @@ RACES = {
     ),
     "tasks": Race(
         "an iteration in six ways: threads, fork-join, tasks, ranks",
-        LLMC
-        | {"rounds": 3, "iterations": 5, "workers": 2, "versions": VERSIONS[:5], "all": False}
-        | {"out": "runs/tasks"},
+        LLMC | {"rounds": 3, "iterations": 5, "workers": 2, "versions": VERSIONS[:5]} | {"out": "runs/tasks"},
         {"config": "nano", "rows": 2, "rounds": 1, "iterations": 6},
     ),
     "sharding": Race(
@@ -145,7 +142,6 @@ RACES = {
 
 IDLE = {  # options that change nothing beside the others, and why
     "data": lambda o: {} if "bucket" in o.pairs else {"bucket": "only --pairs bucket has buckets"},
-    "tasks": lambda o: {"versions": "--all runs every version"} if o.all else {},
     "context": lambda o: {} if o.window is None else {"over": "PyTorch's ring has no window and is left out"},
 }
 
