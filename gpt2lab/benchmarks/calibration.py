@@ -17,6 +17,7 @@ from statistics import geometric_mean, median
 
 import numpy as np
 import torch
+from scipy.optimize import nnls
 from tqdm import tqdm
 
 from ..corpus.storage import cache_dir, read_json
@@ -148,14 +149,8 @@ def fitted(steps: list[dict]) -> tuple[float, float, float]:
     """(operations a second, bytes a second, seconds an operator) with the least relative errors, none negative."""
     table = np.array([features(step) / step["seconds"] for step in steps])
     scale = table.max(0)
-    kept = list(range(3))
-    while True:
-        solved = np.linalg.lstsq(table[:, kept] / scale[kept], np.ones(len(table)), rcond=None)[0]
-        if (solved > 0).all():
-            break
-        kept.pop(int(solved.argmin()))
-    costs = np.full(3, 1e-15)
-    costs[kept] = solved / scale[kept]
+    solved = nnls(table / scale, np.ones(len(table)))[0] / scale
+    costs = np.maximum(solved, 1e-15)
     return 1 / costs[0], 1 / costs[1], float(costs[2])
 
 

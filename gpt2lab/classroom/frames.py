@@ -10,10 +10,9 @@ import io
 import sys
 from pathlib import Path
 
-import numpy as np
-
 from ..lessons.desk import Desk
 from ..lessons.source import Lesson
+from ..plots.style import png
 from .submission import outside_names, set_names
 
 POSITIONS, STEPS = 5, 20
@@ -102,10 +101,5 @@ def _values(control, most: int, more: list) -> list:
 
 def _save(fig, file: Path) -> None:
     """Save a figure with twice its dots and 96 colours: flat colours, such as those of ranks, stay as they are."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from PIL import Image
-
     fig.set_dpi(2 * fig.dpi)
-    (canvas := FigureCanvasAgg(fig)).draw()
-    picture = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
-    picture.quantize(96, dither=Image.Dither.NONE).save(file)
+    file.write_bytes(png(fig, 96))

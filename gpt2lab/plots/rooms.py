@@ -7,6 +7,7 @@ passes a layer gets a place of its own there, so that no line crosses a box (Sug
 import ast
 from pathlib import Path
 
+import networkx as nx
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
@@ -50,32 +51,19 @@ def layers(known: dict[str, set[str]]) -> dict[str, int]:
 
     Raises ValueError where rooms import each other in a circle.
     """
-    heights: dict[str, int] = {}
-
-    def height(room: str, above: tuple[str, ...] = ()) -> int:
-        if room in above:
-            raise ValueError(f"{' -> '.join([*above, room])} is a circle of imports.")
-        if room not in heights:
-            heights[room] = 1 + max((height(r, (*above, room)) for r in known.get(room, ())), default=-1)
-        return heights[room]
-
-    for room in known:
-        height(room)
-    return heights
+    graph = nx.DiGraph(known)
+    try:
+        rows = list(nx.topological_generations(graph.reverse()))
+    except nx.NetworkXUnfeasible:
+        circle = nx.find_cycle(graph)
+        way = " -> ".join([circle[0][0], *(below for _, below in circle)])
+        raise ValueError(f"{way} is a circle of imports.") from None
+    return {room: height for height, row in enumerate(rows) for room in row}
 
 
 def direct(known: dict[str, set[str]]) -> set[tuple[str, str]]:
     """The pairs (room, below) that no longer way joins too."""
-
-    def below(room: str) -> set[str]:
-        return set().union(*({r} | below(r) for r in known.get(room, ())), set())
-
-    return {
-        (room, other)
-        for room, others in known.items()
-        for other in others
-        if not any(other in below(r) for r in others)
-    }
+    return set(nx.transitive_reduction(nx.DiGraph(known)).edges)
 
 
 def _placed(heights: dict[str, int], edges) -> tuple[list[list], list[list]]:
