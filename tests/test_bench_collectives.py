@@ -8,7 +8,6 @@ import pytest
 from gpt2lab import cli
 from gpt2lab.benchmarks import collectives
 from gpt2lab.benchmarks.races import RACES
-from gpt2lab.machine import links
 from gpt2lab.machine.links import ALL_REDUCE, Link, bandwidths
 from gpt2lab.machine.timing import together
 from gpt2lab.planner.fit import fit
@@ -79,13 +78,6 @@ def test_what_samples_leave_open_is_called_undetermined():
     assert fit(list(samples(0.01))).undetermined == () and "r2 1.000" in str(fit(list(samples(0.0))))
 
 
-def test_times_on_many_ranks_are_those_of_the_formulas():
-    first, *lines = collectives.at_scale(TRUE)
-    ring, tree = (links.all_reduce_time(name, 1024, 1 << 20, TRUE) for name in ("ring", "tree"))
-    assert first.endswith(f"{links.crossing(1024, TRUE) / 1e6:.1f} MB on") and len(lines) == 4
-    assert f"1048576 bytes: ring {1e3 * ring:,.1f} ms, tree {1e3 * tree:,.1f} ms, rabenseifner" in lines[1]
-
-
 def test_a_trial_lasts_from_the_last_arrival_to_the_last_end():
     times = together([[(0.0, 5.0), (10.0, 12.0)], [(1.0, 4.0), (10.5, 12.5)]])
     row = collectives.summary_row("ring", 2, 1000, times)
@@ -99,7 +91,6 @@ def test_the_command_prints_a_table_and_saves_figure_and_json(tmp_path, capsys):
     assert cli.main(["bench", "collectives", *options]) == 0
     text = capsys.readouterr().out
     assert "GB/s of bus" in text and "predicted / measured" in text and "latency" in text
-    assert "1024 ranks" in text and "1073741824 bytes: ring" in text
     saved = json.loads((tmp_path / "collectives.json").read_text())
     assert len(saved["rows"]) == 5 * 5 and saved["models"]
     assert (tmp_path / "collectives.png").stat().st_size > 1000

@@ -115,22 +115,10 @@ def model(rows: list[dict], what: str, n: int) -> dict | None:
 
 
 def report(models: list[dict]) -> str:
-    """The fits, how well they predict sizes that they have not seen, and what they say of 1024 ranks."""
+    """The fits, and how well they predict sizes that they have not seen."""
     lines = []
     for m in models:
         ratios = ", ".join(f"{size}: {ratio:.2f}" for size, ratio in m["predicted over measured"].items())
         lines.append(f"{m['what']}, {m['ranks']} ranks (measured, fitted): {m['fit']}")
         lines.append(f"  predicted / measured of the sizes not fitted: {ratios}")
-        lines += at_scale(m["fit"].link) if m["what"] == "ring" else []
     return "\n".join(lines)
-
-
-def at_scale(link: links.Link, n: int = 1024) -> list[str]:
-    """What ring, tree and Rabenseifner would take over n ranks, all joined by such a link, in milliseconds."""
-    beats = f"the ring beats the tree from {links.crossing(n, link) / 1e6:.1f} MB on"
-    lines = [f"  by formula, {n} ranks on such links: {beats}"]
-    ms = lambda *call: 1e3 * links.all_reduce_time(*call, link)
-    for size in (1 << 12, 1 << 20, 1 << 24, 1 << 30):
-        times = (f"{name} {ms(name, n, size):,.1f} ms" for name in ("ring", "tree", "rabenseifner"))
-        lines.append(f"  {size:11} bytes: {', '.join(times)}")
-    return lines

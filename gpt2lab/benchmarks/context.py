@@ -18,7 +18,7 @@ from ..plan import Plan
 from ..ranks import comm, trace
 from ..ranks.mesh import Mesh
 from . import race, rivals
-from .race import Contest, Heat
+from .race import Contest
 
 SERIAL, RIVAL = "serial", "PyTorch's ring"
 
@@ -26,12 +26,11 @@ SERIAL, RIVAL = "serial", "PyTorch's ring"
 def run(args) -> dict[str, float]:
     """Print milliseconds, ratios over serial attention, waiting, and the balance of counted work."""
     splits = [tuple(split.split(":")) for split in args.splits.split(",")]
-    sizes = list(race.each(args, "ranks", "lengths", splits=[splits]))
-    for one in sizes:
+    for one in race.each(args, "ranks", "lengths", splits=[splits]):
         check(one)
     against = dict.fromkeys(map(":".join, splits), (SERIAL, RIVAL))
-    heat = lambda one: Heat(f"{{}}, {one.ranks} ranks, T={one.lengths}", contest, one, one.ranks, against)
-    return race.run(map(heat, sizes), args.rounds, warm_up=1)
+    how = {"label": "{{}}, {ranks} ranks, T={lengths}", "warm_up": 1, "splits": [splits]}
+    return race.over_sizes(contest, args, against, "lengths", **how)
 
 
 def check(args) -> None:

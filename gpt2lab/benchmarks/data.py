@@ -14,7 +14,7 @@ from ..machine import memory
 from ..model import GPT2, PRESETS, GPT2Config
 from ..ranks import trace
 from . import race, rivals
-from .race import Contest, Heat
+from .race import Contest
 
 PAIRS = {"bucket": "DDP", "zero=3": "fully_shard"}
 KINDS = {"wait": "one step, ms: waiting"} | {kind: kind for kind in ("forward", "backward", "update")}
@@ -24,11 +24,7 @@ OPTIONS = {"bucket": "data=bucket,bucket={}", "zero=3": "zero=3"}
 
 def run(args) -> dict[str, float]:
     """Print median step times and their ratios, and where a step's time goes."""
-    heats = (
-        Heat(f"{{}}, {one.ranks} ranks", contest, one, one.ranks, {one.pairs: (PAIRS[one.pairs],)})
-        for one in race.each(args, "ranks", "pairs")
-    )
-    return race.run(heats, args.rounds)
+    return race.over_sizes(contest, args, {ours: (theirs,) for ours, theirs in PAIRS.items()}, "pairs")
 
 
 def contest(rank: int, world_size: int, args) -> Contest:

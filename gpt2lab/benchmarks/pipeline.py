@@ -16,7 +16,7 @@ from ..ranks import comm
 from ..ranks.mesh import Mesh
 from ..schedules import Schedule, from_csv
 from . import race, rivals
-from .race import Contest, Heat
+from .race import Contest
 
 RIVALS = {  # our name: PyTorch's class
     "gpipe": "ScheduleGPipe",
@@ -37,11 +37,8 @@ def run(args) -> dict[str, float]:
     layers = max(PRESETS[args.config].n_layer, 2 * max(args.ranks))
     config = replace(PRESETS[args.config], vocab_size=args.vocab, n_layer=layers)
     print(f"one forward and backward of {layers} layers, micro-batches of one row")
-    heats = (
-        Heat(f"{{}}, {one.schedules}, {one.ranks} ranks", contest, one, one.ranks, {"ours": ("torch's",)})
-        for one in race.each(args, "ranks", "schedules", config=[config])
-    )
-    return race.run(heats, args.rounds)
+    rivals, label = {"ours": ("torch's",)}, "{{}}, {schedules}, {ranks} ranks"
+    return race.over_sizes(contest, args, rivals, "schedules", label=label, config=[config])
 
 
 class Stage(nn.Module):

@@ -119,6 +119,13 @@ def run(heats: Iterable[Heat], rounds: int, warm_up: int = WARM_UP) -> dict[str,
     return seconds
 
 
+def over_sizes(contest, args, rivals: dict, *options, label="{{}}, {ranks} ranks", warm_up=WARM_UP, **more):
+    """Run a contest on ranks of its own for every combination of the values of `each`; `label` names their sizes."""
+    sizes = list(each(args, "ranks", *options, **more))
+    heats = (Heat(label.format(**vars(one)), contest, one, one.ranks, rivals) for one in sizes)
+    return run(heats, args.rounds, warm_up)
+
+
 def race(heat: Heat, rounds: int, warm_up: int = WARM_UP) -> Outcome:
     """The turns of one heat, here or on ranks of its own, which give their memory back at its end."""
     if not heat.ranks:

@@ -18,7 +18,7 @@ from ..sharding.partition import partition
 from ..sharding.propagate import propagate
 from ..sharding.reshard import live_axes
 from . import race, rivals
-from .race import Contest, Heat
+from .race import Contest
 from .tensor import dtensor_block
 
 MARKS = {"attn.c_attn.weight": "heads:x", "mlp.c_fc.weight": "ff:x"}
@@ -27,11 +27,7 @@ MARKS = {"attn.c_attn.weight": "heads:x", "mlp.c_fc.weight": "ff:x"}
 def run(args) -> dict[str, float]:
     """Print the block's messages, bytes and seconds."""
     config = GPT2Config(n_layer=1, n_head=8, n_embd=args.width)
-    heats = (
-        Heat(f"{{}}, {one.ranks} ranks", contest, one, one.ranks, {"ours": ("DTensor",)})
-        for one in race.each(args, "ranks", config=[config])
-    )
-    return race.run(heats, args.rounds)
+    return race.over_sizes(contest, args, {"ours": ("DTensor",)}, config=[config])
 
 
 def contest(rank: int, world_size: int, args) -> Contest:

@@ -12,16 +12,12 @@ from torch.distributed.tensor import parallel as dtensor
 from ..model import GPT2, PRESETS, GPT2Config
 from ..parallel import spec
 from . import race, rivals
-from .race import Contest, Heat
+from .race import Contest
 
 
 def run(args) -> dict[str, float]:
     """Print medians and ratios for each number of ranks, and how far the gradients are apart."""
-    heats = (
-        Heat(f"{{}}, {one.ranks} ranks", contest, one, one.ranks, {"ours": ("DTensor",)})
-        for one in race.each(args, "ranks", config=[PRESETS[args.config]])
-    )
-    return race.run(heats, args.rounds)
+    return race.over_sizes(contest, args, {"ours": ("DTensor",)}, config=[PRESETS[args.config]])
 
 
 def contest(rank: int, world_size: int, args) -> Contest:
