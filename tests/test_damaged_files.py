@@ -67,10 +67,6 @@ def here(tmp_path, monkeypatch):
             "folder.csv is not a checkpoint: it has no state.json. Name a run's",
         ),
         ("bench --compare junk.csv junk.csv", "junk.csv is no report of `gpt2lab bench --all`. Make one"),
-        (
-            "plan --config nano --cluster laptop --ranks 2 --figure x.pdf",
-            "not as x.pdf. Use one of these endings.",
-        ),
     ],
 )
 def test_what_is_no_such_file_is_named_with_the_way_out(line, words, here, capsys):
@@ -182,10 +178,11 @@ def test_reports_that_have_nothing_in_common_are_not_called_unchanged(here, caps
     "line",
     [
         "bench --compare endless.json endless.json", "schedule endless.csv", "plan --config endless.json",
-        "plan --cluster endless.toml", "plan --config nano --cluster laptop --ranks 2 --figure endless.png",
+        "plan --cluster endless.toml", "data --text words.txt --out endless.png",
     ],
 )  # fmt: skip
 def test_a_pipe_that_nobody_writes_or_reads_is_waited_for_by_no_command(line, here, capsys):
+    (here / "words.txt").write_text("words")
     for end in ("json", "csv", "toml", "png"):
         os.mkfifo(here / f"endless.{end}")
     before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits"))

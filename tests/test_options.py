@@ -13,6 +13,7 @@ import pytest
 import gpt2lab.generate as continued
 from gpt2lab import cli
 from gpt2lab.benchmarks import races
+from gpt2lab.benchmarks.race import over_sizes
 from gpt2lab.commands import (
     calibrate,
     convert,
@@ -28,7 +29,6 @@ from gpt2lab.commands import (
     verify,
 )
 from gpt2lab.machine.options import parser_of
-from gpt2lab.plots import style
 from gpt2lab.storage import checkpoint, huggingface, writing
 
 RESULT = {"student": "ann", "exercises": [], "notes": [], "error": ""}
@@ -83,13 +83,13 @@ COMMANDS = {
     ),
     "plan": (
         ["--config", "nano", "--cluster", "laptop", "--ranks", "2", "--rows", "8"],
-        [(plan, "_trained_here", 0), (style, "save_figure", None)],
+        [(plan, "_trained_here", 0)],
         {
             "--layers": "2", "--width": "64", "--heads": "64", "--kv-heads": "1", "--mlp": "100", "--vocab": "99",
             "--config": "mini", "--rows": "4", "--length": "16", "--precision": "bf16",
             "--ranks": "1", "--cards": "1", "--between": "1kbit", "--tokens": "2T", "--cluster": "v100x64",
             "--memory": "1KiB", "--seconds": "1e-9", "--least": "memory", "--explain": None,
-            "--json": None, "--figure": "a.png", "--run": None,
+            "--json": None, "--run": None,
         },
     ),
     "memory": (
@@ -208,14 +208,17 @@ def without(line: list[str], option: str) -> list[str]:
     return line[:at] + line[at + (1 if line[at + 1 :][:1] == [] or line[at + 1].startswith("--") else 2) :]
 
 
+def attributes(thing) -> set[str]:
+    """The names of all attributes in a module or a function."""
+    every = ast.walk(ast.parse(inspect.getsource(thing)))
+    return {node.attr for node in every if isinstance(node, ast.Attribute)}
+
+
 @pytest.mark.parametrize("name", ["commands.bench", *(f"benchmarks.{name}" for name in races.RACES)])
 def test_every_option_of_a_benchmark_is_read(name):
     module, race = importlib.import_module(f"gpt2lab.{name}"), name.removeprefix("benchmarks.")
-    read = {
-        node.attr
-        for node in ast.walk(ast.parse(inspect.getsource(module)))
-        if isinstance(node, ast.Attribute)
-    }
+    read = attributes(module)
+    read |= attributes(over_sizes) if "over_sizes" in read else set()
     parser = races.parser(race) if race in races.RACES else parser_of(module)
     assert not [a.dest for a in parser._actions if a.dest not in {"help", "quick", *read}]
 

@@ -13,7 +13,6 @@ import argparse
 import json
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 
 from ..machine.options import Setting, positive, within
 from ..model import PRESETS
@@ -46,7 +45,6 @@ OPTIONS = of_model() | {
     "least": Setting("what shall be least", default="time", choices=LEAST),
     "explain": Setting("what was left out, and why", bool),
     "json": Setting("print the answer as JSON", bool),
-    "figure": Setting("write the plans' time and memory as a picture to this file"),
     "run": Setting("train three steps with it here, and compare", bool),
 }
 
@@ -70,11 +68,6 @@ def run(args) -> None:
     args.length = args.length or config.n_positions
     goal = Goal(args.rows, args.length, args.least, args.memory, args.seconds, *numbers)
     choice = parallelize(config, cluster, goal)
-    if args.figure:
-        from ..plots import style
-        from ..plots.planner import front_figure
-
-        style.save_figure(front_figure(choice), Path(args.figure))
     if args.json:
         said = as_json(choice)
         said["best"] |= pace(choice.prediction, args, choice.plan.world)

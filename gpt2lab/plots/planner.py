@@ -9,22 +9,6 @@ from .schedule import KINDS
 from .style import COLORS, SERIAL, THINGS, figure, plain_log, rank_color, variant
 
 
-def front_figure(choice) -> Figure:
-    """Time and memory of the plans that none beats in both, the chosen one marked."""
-    fig, ax = figure(7.4, 3.6)
-    times = [f.prediction.seconds for f in choice.front]
-    sizes = [f.prediction.memory / 2**30 for f in choice.front]
-    ax.plot(times, sizes, "o-", color=THINGS[4], drawstyle="steps-post", label="none beats these in both")
-    for f, x, y in zip(choice.front, times, sizes, strict=True):
-        ax.annotate(str(f.plan), (x, y), xytext=(4, 4), textcoords="offset points", fontsize=6)
-    best = choice.prediction
-    ax.plot([best.seconds], [best.memory / 2**30], "*", ms=14, color=SERIAL, label=f"chosen: {choice.plan}")
-    ax.set(xlabel="seconds of a step", ylabel="GiB of the fullest rank", ylim=(0, None))
-    ax.set_title("Plans (predicted)")
-    ax.legend(fontsize=8)
-    return fig
-
-
 def predicted_and_measured(rows: list[dict]) -> Figure:
     """Every plan's time and memory: predicted across, measured up; the line is where both are equal."""
     fig, axes = figure(9, 4, 1, 2)
