@@ -4,7 +4,7 @@ from textwrap import wrap
 
 from matplotlib.figure import Figure
 
-from .forms import bars, equal_where, kinds_of_work, legend_above, name_rows, text_at
+from .forms import bars, cell, equal_where, kinds_of_work, legend_above, name_rows
 from .schedule import KINDS
 from .style import COLORS, SERIAL, THINGS, figure, plain_log, rank_color, variant
 
@@ -27,8 +27,6 @@ def predicted_and_measured(rows: list[dict]) -> Figure:
     return fig
 
 
-STEPS = {"tp": (1.0, 0.0), "cp": (0.6, 0.5), "dp": (0.75, 0.5), "pp": (0.0, -1.1)}
-"""On paper: a step along each axis of the mesh, in widths of the axes inside it."""
 ENDS = dict.fromkeys(("dp+cp", "replica", "tie", "world"), "comm") | {"update": "update", "cores": "wait"}
 """What ends a step, as parts of a prediction, and the colour that it has."""
 
@@ -75,33 +73,16 @@ def _binds(ax, binds: dict) -> None:
 
 
 def _mesh(ax, plan) -> None:
-    """The ranks as the mesh has them, those of a stage in one colour."""
-    sizes = {"pp": plan.pp, "dp": plan.dp, "cp": plan.cp, "tp": plan.tp}
-    place, width = {(): (0.0, 0.0)}, 1.0
-    steps = {}
-    for axis in reversed(sizes):
-        steps[axis] = tuple(width * s for s in STEPS[axis])
-        width *= 1 + (sizes[axis] - 1) * (axis != "pp") * max(STEPS[axis][0], 0.35)
-    for axis, size in sizes.items():
-        dx, dy = steps[axis]
-        place = {(*at, i): (x + i * dx, y + i * dy) for at, (x, y) in place.items() for i in range(size)}
-    size = 260 if len(place) <= 16 else 60
-    for rank, ((stage, *_), (x, y)) in enumerate(place.items()):
-        color = rank_color(stage)
-        ax.scatter(x, y, s=size, color=color, edgecolor="white", zorder=3)
-        text_at(ax, x, y, rank, on=color, fontsize=8, zorder=4)
-    for number, axis in enumerate(sizes):
-        for at, (x, y) in place.items():
-            following = (*at[:number], at[number] + 1, *at[number + 1 :])
-            if following in place:
-                ax.plot(*zip((x, y), place[following], strict=True), color=THINGS[2], lw=2, zorder=1)
-        if sizes[axis] > 1:
-            end = tuple((sizes[axis] - 1) * (n == number) for n in range(len(sizes)))
-            aside = (-10, -22) if axis == "pp" else (9, 9)
-            ax.annotate(f"{axis}={sizes[axis]}", place[end], aside, textcoords="offset points", fontsize=9)
-    ax.set(aspect="equal", title="the ranks; a colour is a stage")
-    x, y = zip(*place.values(), strict=True)
-    ax.set(xlim=(min(x) - 0.8, max(x) + 0.8), ylim=(min(y) - 0.8, max(y) + 0.8))
+    """The ranks as a table: a row and a colour for each stage; groups of the axes inside a stage have gaps between."""
+    columns = plan.world // plan.pp
+    for rank in range(plan.world):
+        stage, column = divmod(rank, columns)
+        left = column + 0.3 * (column // plan.tp + column // (plan.tp * plan.cp))
+        cell(ax, left, stage, 0.9, 0.9, rank_color(stage), rank if columns <= 32 else "", size=8)
+    inside = {"dp": plan.dp, "cp": plan.cp, "tp": plan.tp}
+    across = ", ".join(f"{axis}={size}" for axis, size in inside.items() if size > 1)
+    ax.set(title=f"the ranks, a row a stage{': ' * bool(across)}{across}")
+    ax.set(xlim=(0, max(4, left + 1)), ylim=(max(2, plan.pp) - 0.5, -0.5))
     ax.set_axis_off()
 
 
