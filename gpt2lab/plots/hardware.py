@@ -1,11 +1,11 @@
-"""Figures of hardware and timing: rates of memory and links, trials, speed-up, parallelism, overlap."""
+"""Figures of hardware and timing: rates of memory and links, trials, speed-up, overlap."""
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from ..planner import metrics
-from .forms import band, cell, legend_right, name_rows, numbers, patches, text_at
-from .style import COLORS, THINGS, figure, rank_color, variant
+from .forms import legend_right, name_rows, numbers, patches, text_at
+from .style import COLORS, THINGS, figure, variant
 
 BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 BINARY = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -121,35 +121,6 @@ def box_plot(runs: dict[str, list[float]]) -> Figure:
         ax.plot(values, spread, ".", ms=4, color=THINGS[4], alpha=0.6)
     name_rows(ax, runs)
     ax.set(xlabel="ms", xlim=(0, None))
-    return fig
-
-
-def iterations(runs: dict[str, list[list[float]]]) -> Figure:
-    """Milliseconds of every iteration: the mean of several runs as a line, from the fastest to the slowest a band."""
-    fig, ax = figure(8, 2.6)
-    for (name, seconds), color in zip(runs.items(), (THINGS[4], THINGS[3]), strict=False):
-        x = range(2, len(seconds[0]) + 2)  # the first is left out
-        band(ax, x, seconds, color, 1e3, marker="o", ms=4, label=name)
-    ax.set(xlabel="iteration", xticks=x, ylabel="ms", ylim=(0, None))
-    ax.legend()
-    return fig
-
-
-def parallelism_profile(spans) -> Figure:
-    """What ranks do over time, above the number of ranks that work at once; the dashed line is the average."""
-    fig, (top, low) = figure(8, 3.8, 2, 1, sharex=True, height_ratios=(3, 2))
-    zero = min(s.start for s in spans)
-    for s in spans:
-        cell(top, 1e3 * (s.start - zero), s.rank, 1e3 * (s.end - s.start), 0.7, rank_color(s.rank))
-    ranks = sorted({s.rank for s in spans})
-    name_rows(top, [f"rank {r}" for r in ranks])
-    times, counts = zip(*metrics.profile(spans), strict=True)
-    low.fill_between([1e3 * (t - zero) for t in times], counts, step="post", color=THINGS[2])
-    mean = metrics.average_parallelism(spans)
-    low.axhline(mean, ls="--", color=THINGS[0])
-    end = 1e3 * (times[-1] - zero)
-    low.text(end, mean + 0.1, f"average {mean:.1f}", ha="right", va="bottom", fontsize=9)
-    low.set(xlabel="ms", ylabel="at work", ylim=(0, len(ranks) + 0.4), yticks=range(len(ranks) + 1))
     return fig
 
 

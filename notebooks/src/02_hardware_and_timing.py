@@ -29,6 +29,8 @@ from gpt2lab.machine.speed import copy_rate, machine
 from gpt2lab.machine.timing import alone, together, trials
 from gpt2lab.planner import metrics
 from gpt2lab.plots import hardware as plots
+from gpt2lab.plots.data import bands
+from gpt2lab.plots.tasks import workers
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.ranks import comm, paced, trace
 from gpt2lab.ranks.mesh import Mesh
@@ -343,7 +345,7 @@ print("ideal: 10 units of work in 4 units of time, 2.5 of 4 ranks; seen between 
 
 # %% tags=["measured"]
 show(
-    plots.parallelism_profile(spans),
+    workers(spans, clock="paced"),
     "paced",
     "who works (above) and how many at once (below): rank 3 has four times the work of rank 0.",
     "Bars of four ranks in three rounds above a step curve that falls from four to one in every round",
@@ -959,9 +961,9 @@ show(
 )
 
 # %% tags=["measured"]
-one_thread = [launch(lab.step_times, 1, 8, ranks=1)[0][0][1:] for _ in range(4)]
+one_thread = [[1e3 * t for t in launch(lab.step_times, 1, 8, ranks=1)[0][0][1:]] for _ in range(4)]
 show(
-    plots.iterations({"1 thread": one_thread}),
+    bands({"1 thread": one_thread}, xlabel="iteration after the first", ylabel="ms", ylim=(0, None)),
     "measured",
     "the same steps in their order: the mean of four runs, the band from the fastest to the slowest. Barcelona's "
     "sequential iterations, of GPT-2 124M, took a constant 35 s (mean of four runs).",
