@@ -2,20 +2,14 @@
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from ..planner import metrics
 from .forms import legend_right, name_rows, numbers, patches, text_at
 from .style import COLORS, THINGS, figure, variant
 
-BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-BINARY = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-
-
-def _short(value: float, units) -> str:
-    for factor, unit in units:
-        if value >= factor:
-            return f"{value / factor:.3g} {unit}"
-    return f"{value:.3g} B"
+RATE = EngFormatter("B/s")
+"""How bytes a second are written: 12.3 GB/s."""
 
 
 def memory(rates: dict[int, float], published: dict[str, float], call: float) -> Figure:
@@ -35,8 +29,8 @@ def memory(rates: dict[int, float], published: dict[str, float], call: float) ->
     ax.set(xscale="log", yscale="log", xlabel="bytes touched", ylabel="bytes a second")
     ax.set(xlim=(sizes[0] / 1.5, edge * 1.2), ylim=(min(*rates.values(), *published.values()) / 2, 3e13))
     ticks = [2**b for b in range(12, 31, 4) if 2**b >= sizes[0]]
-    ax.set_xticks(ticks, [_short(t, BINARY) for t in ticks])
-    ax.set_yticks([10**k for k in range(8, 14)], [f"{_short(10**k, BYTES)}/s" for k in range(8, 14)])
+    ax.set_xticks(ticks, [f"{t >> 20} MiB" if t >> 20 else f"{t >> 10} KiB" for t in ticks])
+    ax.yaxis.set_major_formatter(RATE)
     ax.minorticks_off()
     ax.legend(loc="lower right", bbox_to_anchor=(1, 0.25), fontsize=8)
     return fig
@@ -52,7 +46,7 @@ def ladder(here: dict[str, float], published: dict[str, float], derived: dict[st
     low = paths[-1][0] / 4
     for row, (rate, _, kind) in enumerate(paths):
         ax.barh(row, rate - low, 0.7, low, color=colors[kind])
-        ax.text(rate * 1.1, row, f"{_short(rate, BYTES)}/s", va="center", fontsize=8)
+        ax.text(rate * 1.1, row, RATE(float(f"{rate:.3g}")), va="center", fontsize=8)
     ax.set(xscale="log", xlim=(low, paths[0][0] * 12), xlabel="bytes a second")
     name_rows(ax, [name for _, name, _ in paths], fontsize=9)
     ax.legend(handles=patches(colors), loc="lower right", fontsize=8)

@@ -96,22 +96,19 @@ def placements(seconds: dict[str, dict[str, tuple[float, float]]]) -> Figure:
     """For each plan and each placement a bar of the milliseconds seen, and a diamond at those predicted."""
     names = list(next(iter(seconds.values())))
     fig, ax = figure(8, 0.9 + 0.62 * len(seconds))
-    for row, found in enumerate(seconds.values()):
-        for i, name in enumerate(names):
-            predicted, seen = (1e3 * s for s in found[name])
-            y = row + 0.36 * (i - (len(names) - 1) / 2)
-            ax.barh(y, seen, 0.32, color=THINGS[2 * i], label=name if row == 0 else None)
-            mark = {"marker": "D", "s": 34, "color": "white", "edgecolor": SERIAL, "zorder": 3}
-            ax.scatter(predicted, y, label="predicted" if row == i == 0 else None, **mark)
-            inside = {"textcoords": "offset points", "va": "center", "fontsize": 9}
+    inside = {"textcoords": "offset points", "va": "center", "fontsize": 9}
+    for i, name in enumerate(names):
+        ms = [[1e3 * s for s in found[name]] for found in seconds.values()]
+        places = [row + 0.36 * (i - (len(names) - 1) / 2) for row in range(len(ms))]
+        ax.barh(places, [seen for _, seen in ms], 0.32, color=THINGS[2 * i], label=name)
+        look = {"marker": "D", "s": 34, "color": "white", "edgecolor": SERIAL, "zorder": 3}
+        marks = ax.scatter([predicted for predicted, _ in ms], places, label="predicted", **look)
+        for y, (_, seen) in zip(places, ms, strict=True):
             ax.annotate(f"{seen:.0f}", (0, y), (4, 0), color=ink(THINGS[2 * i]), **inside)
     name_rows(ax, seconds)
     ax.set(xlabel="ms that the links add to a step")
     ax.margins(x=0.08)
-    handles, labels = ax.get_legend_handles_labels()
-    last_first = sorted(zip(labels, handles, strict=True), key=lambda pair: pair[0] == "predicted")
-    labels, handles = zip(*last_first, strict=True)
-    fig.legend(handles, labels, loc="outside right center", fontsize=9)
+    fig.legend(handles=[*ax.containers, marks], loc="outside right center", fontsize=9)
     return fig
 
 

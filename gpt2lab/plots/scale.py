@@ -53,13 +53,9 @@ def scaling(
     worlds = sorted({n for curve in curves.values() for n in curve})
     fig, ax = figure(8, 3.4)
     for color, mark, (name, curve) in zip(HUES, MARKS, curves.items(), strict=False):
-        numbers = sorted(curve)
-        ax.plot(numbers, [curve[n][0] for n in numbers], color=color, lw=1, ls=":")
-        fit = [n for n in numbers if curve[n][1]]
-        ax.plot(fit, [curve[n][0] for n in fit], color=color, lw=2)
-        for n in numbers:
-            ax.plot(n, curve[n][0], mark, color=color, mfc=color if curve[n][1] else "white", ms=6)
-        ax.plot([], [], color=color, marker=mark, label=name)
+        fit, look = [n for n in sorted(curve) if curve[n][1]], {"color": color, "marker": mark, "ms": 6}
+        ax.plot(sorted(curve), [curve[n][0] for n in sorted(curve)], ":", lw=1, mfc="white", **look)
+        ax.plot(fit, [curve[n][0] for n in fit], lw=2, label=name, **look)
     if ideal:
         ax.plot(worlds, [ideal(n) for n in worlds], color=COLORS["other"], ls="--", lw=1, label="ideal")
     _powers(worlds)(ax)
