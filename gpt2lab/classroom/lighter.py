@@ -8,15 +8,17 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from itertools import groupby, pairwise
 from pathlib import Path
+
+import tinycss2
 
 UNUSED = "_static/scripts/fontawesome.js", "_static/scripts/bootstrap.js", "_static/vendor"
 """Scripts and fonts for icons and tooltips."""
 SEARCH = "_static/searchtools.js", "_static/language_data.js", "searchindex.js"
 TAG = r'\s*<(?:script|link)[^>]*(?:src|href)="(?:{})[^"]*"[^>]*>(?:</script>)?'
 PLAIN = r'<span class="(?:n|nn|p|w)">([^<]*)</span>'  # code without a colour of its own: a fifth of all bytes
-MARK = re.compile(r""""(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\\.|[(){}\[\],;]""", re.S)
-GROUPS = "@media", "@supports", "@layer", "@container"
+GROUPS = "media", "supports", "layer", "container"
 
 
 def lighten(folder: Path) -> None:
@@ -44,37 +46,27 @@ def lighten(folder: Path) -> None:
 
 def needed(css: str, known: set[str]) -> str:
     """The rules of a style sheet whose selectors name only classes and ids that are known."""
-    kept = []
-    for rule in _cut(re.sub(r"/\*.*?\*/", "", css, flags=re.S), ";}"):
-        head, brace, body = rule.strip().partition("{")
-        if head.startswith(GROUPS):
-            inner = needed(body[:-1], known)
-            kept += [f"{head}{{{inner}}}"] if inner else []
-        elif head.startswith("@"):
-            kept += [] if "vendor/" in body else [head + brace + body]
-        elif chosen := [one.strip(", \n") for one in _cut(head, ",") if _named(one) <= known]:
-            kept.append(",".join(chosen) + brace + body)
-    return "\n".join(kept)
+    return "\n".join(_kept(tinycss2.parse_stylesheet(css, True, True), known))
 
 
-def _cut(text: str, marks: str) -> Iterator[str]:
-    """The parts of a style sheet that end in one of these marks, outside of strings and brackets."""
-    depth = start = 0
-    for found in MARK.finditer(text):
-        one = found[0]
-        depth += (one in "([{") - (one in ")]}")
-        if depth == 0 and one in marks:
-            yield text[start : found.end()]
-            start = found.end()
-    if text[start:].strip():
-        yield text[start:]
+def _kept(rules: list, known: set[str]) -> Iterator[str]:
+    for rule in rules:
+        body = tinycss2.serialize(rule.content or ())
+        if rule.type == "qualified-rule":
+            parts = (list(part) for comma, part in groupby(rule.prelude, lambda one: one == ",") if not comma)
+            if chosen := [tinycss2.serialize(part).strip() for part in parts if _named(part) <= known]:
+                yield f"{','.join(chosen)}{{{body}}}"
+        elif rule.type == "at-rule" and rule.lower_at_keyword in GROUPS and rule.content:
+            if inner := "\n".join(_kept(tinycss2.parse_rule_list(rule.content, True, True), known)):
+                yield f"@{rule.at_keyword}{tinycss2.serialize(rule.prelude)}{{{inner}}}"
+        elif rule.type == "at-rule" and "vendor/" not in body:
+            yield rule.serialize()
 
 
-def _named(selector: str) -> set[str]:
+def _named(selector: list) -> set[str]:
     """The classes and ids that a selector asks for; what stands in brackets may be another way to match."""
-    while (plain := re.sub(r"\[[^\[\]]*\]|\([^()]*\)", "", selector)) != selector:
-        selector = plain
-    return {re.sub(r"\\(.)", r"\1", name) for name in re.findall(r"[.#]((?:\\.|[\w-])+)", selector)}
+    classes = {name.value for dot, name in pairwise(selector) if dot == "." and name.type == "ident"}
+    return classes | {token.value for token in selector if token.type == "hash"}
 
 
 def _words(text: str) -> list[str]:
