@@ -16,6 +16,7 @@ from gpt2lab.planner.balance import every_cut, slowest
 from gpt2lab.planner.events import Job, simulate_jobs
 from gpt2lab.planner.problem import Cluster, Device
 from gpt2lab.plots import (
+    automatic,
     collectives,
     experts,
     forms,
@@ -273,6 +274,11 @@ def test_rooms_are_read_from_the_imports(tmp_path):
     (tmp_path / "train.py").write_text("from gpt2lab.plan import Plan\nfrom torch.nn import Linear\n")
     assert uses(tmp_path) == {"parallel": {"ranks", "spec"}, "train": {"plan"}}
     assert len(rooms(tmp_path).axes[0].lines) == 3
+
+
+def test_numbers_of_plans_are_drawn_as_powers_of_ten_however_large_they_are():
+    ax = automatic.how_many([1, 2, 3], {"cuts": [1, 1000, 10**400]}).axes[0]
+    assert ax.lines[0].get_ydata() == pytest.approx([0, 3, 400])
 
 
 def test_a_line_that_repeats_a_longer_way_is_left_out():

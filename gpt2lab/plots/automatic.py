@@ -1,5 +1,6 @@
 """Pictures of searches for plans: how many there are, who finds what, plans as grids with their clocks."""
 
+import math
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
@@ -14,8 +15,7 @@ CUT_COLORS = {"whole": "#DDDDDD", "sample": "#56B4E9", "attribute": "#F0E442", "
 def how_many(operators: Sequence[int], counts: dict[str, Sequence[int]]) -> Figure:
     """Numbers of plans over numbers of operators; the axis counts powers of ten, so numbers may have any size."""
     fig, ax = figure(8, 3)
-    power = lambda n: len(str(n)) - 1 + float(f"0.{str(n)[:3]}")
-    powers = {name: map(power, row) for name, row in counts.items()}
+    powers = {name: map(math.log10, row) for name, row in counts.items()}
     lines(ax, operators, powers, HUES, marker="o", markersize=3)
     ax.axhline(80, color=SERIAL, linewidth=0.8, label="atoms of the visible universe")
     ax.set(xlabel="operators", ylabel="plans: powers of ten (counted)")
