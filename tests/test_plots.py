@@ -323,12 +323,6 @@ def test_rooms_show_the_whole_package_and_no_line_crosses_a_box():
                 assert not inside.any(), text.get_text()
 
 
-def test_memory_bars_add_up():
-    ax = plots.memory({"all": {"weights": 1.0, "optimizer": 2.0}, "less": {"weights": 1.0}}).axes[0]
-    assert [text.get_text().strip() for text in ax.texts] == ["3.0", "1.0"]
-    assert [patch.get_width() for patch in ax.patches] == [1, 2, 1]
-
-
 def test_the_anatomy_names_every_part_with_its_shape():
     texts = [text.get_text().strip() for text in plots.anatomy(PRESETS["nano"].n_layer).axes[0].texts]
     for name, shape, _ in plots.PARTS:

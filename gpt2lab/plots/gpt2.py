@@ -1,8 +1,8 @@
-"""Figures of the model itself: its parts with shapes, its weights, its memory, and what the optimizer does."""
+"""Figures of the model itself: its parts with shapes, its weights, and what the optimizer does."""
 
 from matplotlib.figure import Figure
 
-from .forms import chart, legend_above, rectangle, stacked, text_at
+from .forms import chart, rectangle, text_at
 from .style import COLORS, HELD, SERIAL, THINGS, figure
 
 PARTS = (
@@ -55,15 +55,6 @@ def histograms(kinds: dict[str, tuple[object, float]]) -> Figure:
         for x in (-std, std):
             ax.axvline(x, color=SERIAL, lw=1, ls="--")
         ax.set(title=kind, yticks=[], xlim=(-0.085, 0.085), xlabel="weight")
-    return fig
-
-
-def memory(policies: dict[str, dict[str, float]], unit: str = "MB") -> Figure:
-    """Stacked bars of bytes held: policy -> part -> amount."""
-    fig, ax = figure(8, 0.9 + 0.45 * len(policies))
-    stacked(ax, policies, HELD, says=" {:,.1f}", ec="white")
-    ax.set(xlabel=unit, xlim=(0, 1.12 * max(sum(held.values()) for held in policies.values())))
-    legend_above(ax, len(HELD))
     return fig
 
 

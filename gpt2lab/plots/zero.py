@@ -13,10 +13,10 @@ UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
 def bars(stages: dict[str, dict[str, float]], unit: str, live: dict[str, float] | None = None) -> Figure:
-    """Stacked bars of bytes of weights, gradients and optimizer state per rank; circles mark what live ranks hold."""
+    """Stacked bars of bytes that a rank holds, by what they are for (HELD); circles mark what live ranks hold."""
     fig, ax = figure(8, 0.9 + 0.42 * len(stages))
-    held = {name: {kind: parts[kind] / UNITS[unit] for kind in PARTS} for name, parts in stages.items()}
-    stacked(ax, held, PARTS, height=0.7, says="  {:,.1f} " + unit)
+    held = {name: {kind: size / UNITS[unit] for kind, size in of.items()} for name, of in stages.items()}
+    stacked(ax, held, HELD, height=0.7, says="  {:,.1f} " + unit)
     if live:
         on_ranks = [live[name] / UNITS[unit] for name in stages]
         ax.plot(on_ranks, range(len(stages)), "ko", ms=7, mfc="none", label="on a live rank")

@@ -30,7 +30,7 @@ from gpt2lab.parallel.recompute import apply_recompute
 from gpt2lab.plan import Plan, build
 from gpt2lab.plots import gpt2 as plots
 from gpt2lab.plots.timeline import timeline
-from gpt2lab.plots.zero import memory_over_a_step
+from gpt2lab.plots.zero import bars, memory_over_a_step
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.tasks.gpt2 import GPT2Tasks
@@ -275,9 +275,8 @@ def budget(batch_rows, model_name):
     for way, recompute in {"save all": False, "recompute": True}.items():
         n, length = chosen.parameters, min(256, chosen.n_positions)
         activations = lab.activation_bytes(chosen, batch_rows, length, recompute)
-        parts = {"weights": 4 * n, "gradients": 4 * n, "optimizer": 8 * n, "activations": activations}
-        held[way] = {name: size / 2**20 for name, size in parts.items()}
-    return plots.memory(held, "MiB")
+        held[way] = {"weights": 4 * n, "gradients": 4 * n, "optimizer": 8 * n, "activations": activations}
+    return bars(held, "MB")
 
 
 explore(
