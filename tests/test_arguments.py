@@ -371,7 +371,6 @@ MEANS = {  # what is taken besides usual values; each means something
     "gustafson": {"serial_fraction=0"},
     "sequential": {"chunks=0", "comm=0", "compute=0"},
     "overlapped": {"comm=0", "compute=0"},
-    "Placing": {"penalty=0"},
     "utilisation": {"more=0", "parameters=0", "tokens_per_second=0"},
     "reinforce": {"keep=0", "rate=0"},
     "collective": {"size=0"},

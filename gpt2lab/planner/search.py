@@ -176,7 +176,6 @@ def _learned(problem: ChainProblem, space: Space, judge: Judge) -> None:
         graph=OperatorGraph.chain(problem.operators),
         cluster=problem.cluster,
         times=[t * problem.micros for t in alone],
-        back=[0.0],
         cost=lambda where: min(known(tuple(where)), worst),
         fits=lambda where: known(tuple(where)) < inf,
     )
