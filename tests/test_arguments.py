@@ -309,7 +309,6 @@ OURS = re.compile(
 )
 MEANS = {  # what is taken besides usual values; each means something
     "intra_operator": {"limit=0"},
-    "stages_by_ilp": {"memory=[]", "per_byte=0"},
     "GPT2Tasks": {"batches=None"},
     "races": {"before=[]"},
     "send": {"to=-1", "to=0"},
@@ -356,7 +355,7 @@ MEANS = {  # what is taken besides usual values; each means something
     "OperatorGraph": {"edges=[]"},
     "Device": {"add=0", "launch=0", "memory=0", "peak=0", "rate=inf", "rates=[]"},
     "Cluster": {"call=0", "slowed=[]"},
-    "Goal": {"memory=inf", "schedules=[]"},
+    "Goal": {"memory=inf"},
     "ChainProblem": {"cuts=[]", "operators=[]"},
     "equal_count": {"layers=0"},
     "best_interval": {"save=0"},

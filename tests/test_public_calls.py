@@ -363,7 +363,6 @@ ON_RANKS = "reads parts and axes at which Interpreter and StageRunner have looke
 TASKS = "runs inside a Scheduler, which has checked graph, workers and cores"
 ORDERS = "makes the orders of a generator, which has checked how many ranks and micro-batches there are"
 INTERNAL = {  # what is public by name and is given only what others have checked: why, and who else calls it
-    "planner.alpa.PipelineFound": (RECORD, ""),
     "planner.alpa.Stages": (SEARCH, ""),
     "planner.alpa.fastest_pipeline": (SEARCH, "planner.search"),
     "planner.bounds": (SPACE, "planner.choose"),
@@ -392,7 +391,7 @@ INTERNAL = {  # what is public by name and is given only what others have checke
     "planner.models.Parameter": (RECORD, "planner.share"),
     "planner.models.model_typed": ("reads what the command line has parsed", "commands.memory commands.plan"),
     "planner.models.of_model": ("takes nothing", "commands.memory commands.plan"),
-    "planner.models.units": (SHARE, "planner.bounds planner.cost planner.share"),
+    "planner.models.units": (SHARE, "planner.bounds planner.share"),
     "planner.moments": (SHARE, "planner.memory"),
     "planner.numberless": (DRY, "planner.dry"),
     "planner.pipelines.pipeline_seconds": (SHARE, "planner.cost"),
