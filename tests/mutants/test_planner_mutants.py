@@ -108,7 +108,7 @@ BUGS = {
         (Device.time, "self.launch + ", "", planner.test_small_products_run_below_the_rate),
     "t_max does not limit the stages":
         (alpa._stages_below, "seconds > limit", "seconds > inf", (PIPELINE, 3)),
-    "only one t_max is tried": (alpa.fastest_pipeline, "if micros * limit >= best:", "if best < inf:", (PIPELINE, 3)),
+    "only one t_max is tried": (alpa.fastest_pipeline, "micros * limit >= best", "limit > min(every)", (PIPELINE, 3)),
     "whole nodes are no submeshes":
         (alpa.submeshes, "return inside + [", "return inside + 0 * [", (PIPELINE, 3)),
     "a submesh may begin inside another node":
