@@ -313,7 +313,6 @@ MEANS = {  # what is taken besides usual values; each means something
     "races": {"before=[]"},
     "send": {"to=-1", "to=0"},
     "receive": {"source=-1", "source=0"},
-    "run_sequential": {"order=[]"},
     "Chain": {"activations=[]"},
     "simulate_jobs": {"jobs=[]"},
     "intersection": {"first=[]", "second=[]"},
