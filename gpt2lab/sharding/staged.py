@@ -56,8 +56,8 @@ class Staged:
     many ranks as they name, or lines of ranks that do not ascend.
     """
 
-    def __init__(self, chain: LinkChain, stages: Sequence[CutStage], scatter: bool = True):
-        self.chain, self.stages, self.scatter = chain, tuple(stages), scatter
+    def __init__(self, chain: LinkChain, stages: Sequence[CutStage]):
+        self.chain, self.stages = chain, tuple(stages)
         _check(chain, stages)
         self.programs = [self._program(stage) for stage in stages]
 
@@ -90,7 +90,7 @@ class Staged:
         node = here.graph.nodes[value]
         leaves = Side(self.stages[source].ranks, here.mesh, here.results[f"out {value}"])
         enters = Side(self.stages[target].ranks, there.mesh, there.layouts[name])
-        return Crossing(node.shape, node.element, leaves, enters, self.scatter)
+        return Crossing(node.shape, node.element, leaves, enters)
 
     def border(self, stage: int) -> int:
         """How many steps of a stage's program are forward: all, for the last one."""

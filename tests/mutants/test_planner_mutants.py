@@ -139,7 +139,7 @@ BUGS = {
          (planner.test_plans_are_counted_as_enumeration_counts_them, 3, 4, 2, 2)),
     "boxes that overlap are not all sent":
         (Crossing.pieces, "if all(start < end", "if number == 0 and all(start < end", BORDER),
-    "copies cross the border": (Crossing.arrival, " if self.scatter else ()", " if False else ()", SCATTERED),
+    "copies cross the border": (Crossing.arrival, "if lies.on(a) is None]", "if False]", SCATTERED),
 }  # fmt: skip
 
 
