@@ -4,6 +4,7 @@ import itertools
 import math
 import os
 from argparse import Namespace
+from unittest.mock import patch
 
 import dtensor_cases as cases
 import pytest
@@ -207,6 +208,22 @@ INSIDE = {
     "attention": {"s": {("sum", "beht"), ("max", "bht"), ("sum", "bht")}, "d": {("sum", "bhst")}},
     "cross entropy": {"row0": {("max", "i"), ("sum", "i")}},
 }
+
+
+def test_an_interrupted_search_for_a_way_goes_on():
+    ways = lambda: cost.path(parse("S0S1"), parse("S1S0"), SHAPE, GRID)
+    want = ways()
+    cost._search.cache_clear()
+    for turn in range(3):
+        counted = itertools.count()
+        with patch.object(cost, "fits", lambda *_, turn=turn, n=counted: next(n) < turn or interrupt()):
+            with pytest.raises(KeyboardInterrupt):
+                ways()
+    assert ways() == want
+
+
+def interrupt():
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("name", LIBRARY)

@@ -66,6 +66,11 @@ def test_the_second_halving_also_equals_brute_force():
     assert one.cost(second, SQUARE) == min(one.cost(list(w), SQUARE) for w in itertools.product(*ways))
 
 
+def test_where_every_dimension_is_too_short_for_one_more_halving_it_is_said():
+    with pytest.raises(ValueError, match="link 0 cannot be cut once more .* Use fewer ranks"):
+        chain(2, 11).halve([()] * chain(2, 11).count, {"x": 64})
+
+
 def test_many_tokens_cut_the_batch_few_cut_the_weights():
     """Lesson 06's crossover, B T = 4 C for an MLP, found by the program: here 28 and 77 tokens, and 24 features."""
     mlps = lambda rows, length: {chain(rows, length).recursive("x")[0][n] for n in (2, 4)}
