@@ -215,14 +215,15 @@ def test_an_interrupted_search_for_a_way_goes_on():
     want = ways()
     cost._search.cache_clear()
     for turn in range(3):
-        counted = itertools.count()
-        with patch.object(cost, "fits", lambda *_, turn=turn, n=counted: next(n) < turn or interrupt()):
-            with pytest.raises(KeyboardInterrupt):
-                ways()
+        broken = patch.object(
+            cost, "fits", lambda *_, left=iter(range(turn)): next(left, None) is not None or stop()
+        )
+        with broken, pytest.raises(KeyboardInterrupt):
+            ways()
     assert ways() == want
 
 
-def interrupt():
+def stop():
     raise KeyboardInterrupt
 
 
