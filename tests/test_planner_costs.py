@@ -696,7 +696,7 @@ def test_memory_says_for_each_stage_what_it_holds_and_for_what():
     assert [s.stage for s in stages] == [0, 1, 2, 3]
     assert all(s.total == sum(s.parts.values()) for s in stages)
     adamw, sgd = (memory(Plan(), config, 8, 16, optimizer=name)[0] for name in ("adamw", "sgd"))
-    assert adamw.total - sgd.total == adamw.optimizer == 2 * 4 * config.parameters
+    assert adamw.total - sgd.total == adamw.parts["optimizer"] == 2 * 4 * config.parameters
 
 
 def test_a_plan_for_4096_devices_is_answered_without_visiting_them(monkeypatch):

@@ -49,7 +49,6 @@ from gpt2lab.planner import (
     cuts,
     dry,
     events,
-    fit,
     graph_stages,
     metrics,
     models,
@@ -83,7 +82,6 @@ AT, HERE = cuts.Assignment(0, 1), cuts.Assignment(0, 2, ("whole", "sample"))
 PLAN = (AT, AT, HERE)
 SHARE = RankShare(TWO, NANO, 8, 16)
 PRICED = choose.PricedPlan(TWO, cost.predict(TWO, NANO, 8, 16, LAPTOP))
-FITTED = fit.fit([(1, 8, 1.0), (2, 8, 2.0), (1, 16, 3.0), (2, 16, 4.0)])
 ROW = published_steps.ROWS[0]
 F00 = Op("F", 0, 0)
 TIMELINE = simulate(ONE)
@@ -132,7 +130,6 @@ CALLS = [
     (dry.fullest_ranks, {"plan": TWO, "config": NANO, "rows": 8, "length": 16}),
     (events.Job, {"name": "a", "device": 0, "seconds": 1.0}),
     (PLACING.simulate(**EVERY).busy, {"device": 0}),
-    (FITTED.predict, {"messages": 1.0, "size": 2.0}),
     (ROW.flops, {"again": True}),
     (graph_stages.crossing_bytes, {"graph": CHAIN, "stage": frozenset([0])}),
     (graph_stages.down_sets, {"graph": CHAIN}),
@@ -180,6 +177,7 @@ CALLS = [
 
     (INTERPRETER.part, {"name": "wte.weight", "whole": torch.zeros(7, 4)}),
     (layout.ranks, {"mesh": X2}),
+    (layout.lines, {"mesh": X2, "axis": "x", "numbers": [0, 1]}),
     (layout.check_dims, {"layout": WHOLE_X, "shape": (2, 3)}),
     (layout.check, {"layout": WHOLE_X, "shape": (2, 3), "mesh": X2}),
     (layout.span, {"length": 3, "cut": ["x"], "mesh": X2, "place": {"x": 0}}),
