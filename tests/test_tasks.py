@@ -14,9 +14,11 @@ from task_cases import CONFIG, SMALL, WHOLE, adamw, batch, made, model, same, sg
 from gpt2lab.lessons.labs import executors
 from gpt2lab.lessons.labs.tasks import audit, replay_races, sleeping
 from gpt2lab.model import GPT2
+from gpt2lab.ranks import comm
 from gpt2lab.tasks import check
 from gpt2lab.tasks.gpt2 import Blocks, GPT2Tasks
 from gpt2lab.tasks.graph import TaskGraph, concurrent, reads, reduces, updates, writes
+from gpt2lab.tasks.messages import Pending
 from gpt2lab.tasks.runtime import TaskFailed, one_thread, run_fork_join, run_sequential
 from gpt2lab.tasks.scheduler import Scheduler, run_tasks
 
@@ -192,6 +194,44 @@ def test_a_task_that_raises_is_named_with_its_parts_and_its_worker(run):
     trial.join(20)
     assert re.match(r"task 'bad' \(updates b\[0:2, 0:6\]\) on worker \d raised RuntimeError", *failed)
     assert graph.tensors["b"].eq(1).all()
+
+
+class Later(comm.Handle):
+    """A message that is there when it is told so."""
+
+    def __init__(self):
+        self.there = threading.Event()
+
+    def join(self):
+        self.there.wait(10)
+
+    def announce(self, why):
+        """Nobody looks."""
+
+    def withdraw(self):
+        """Nobody looks."""
+
+
+def test_a_message_of_a_run_that_failed_is_none_of_the_next_run():
+    graph, read, (first, second) = TaskGraph(tensors()), [], (Later(), Later())
+    sent = iter((first, second))
+
+    def other(b):
+        if not second.there.is_set() and not read:
+            read.append("once")
+            raise RuntimeError("once")
+        first.there.set()
+        time.sleep(0.2)  # now the message of the first run is there, and that of this one is not
+        threading.Timer(0.2, second.there.set).start()
+
+    graph.add("receive", lambda a: Pending(next(sent)), writes("a"), wire="line")
+    graph.add("other", other, updates("b"))
+    graph.add("read", lambda a: read.append(second.there.is_set()), reads("a"))
+    scheduler = Scheduler(graph, 1)
+    with pytest.raises(TaskFailed, match="once"):
+        scheduler.run()
+    scheduler.run()
+    assert read == ["once", True]
 
 
 def test_workers_that_sleep_are_woken_when_the_last_task_is_over():
