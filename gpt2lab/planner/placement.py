@@ -140,8 +140,8 @@ def branch_and_bound(problem: Placing) -> Placed:
     """The best placement that fits, without timing those that a lower bound rules out.
 
     The bound of a part is the time at which an operator begins if no message waits for another, and its longest
-    remaining path; and the load. Devices of one node without work are alike,
-    so only the first of them is tried. Raises ValueError where none fits, or where the search finds no end.
+    remaining path; and the load. Devices of one node without work are alike, so only the first of them is tried. Raises
+    ValueError where none fits, or where the search finds no end.
     """
     search = _Search(problem)
     search.extend(0, {}, {}, [0.0] * problem.cluster.devices, [0.0] * problem.cluster.devices)
