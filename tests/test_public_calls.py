@@ -177,7 +177,7 @@ CALLS = [
 
     (INTERPRETER.part, {"name": "wte.weight", "whole": torch.zeros(7, 4)}),
     (layout.ranks, {"mesh": X2}),
-    (layout.lines, {"mesh": X2, "axis": "x", "numbers": [0, 1]}),
+    (layout.lines_along, {"mesh": X2, "axis": "x", "numbers": [0, 1]}),
     (layout.check_dims, {"layout": WHOLE_X, "shape": (2, 3)}),
     (layout.check, {"layout": WHOLE_X, "shape": (2, 3), "mesh": X2}),
     (layout.span, {"length": 3, "cut": ["x"], "mesh": X2, "place": {"x": 0}}),

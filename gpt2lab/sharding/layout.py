@@ -135,7 +135,7 @@ def places(mesh: Mesh) -> list[dict[str, int]]:
 
 
 @checked(mesh=1, numbers=0)
-def lines(mesh: Mesh, axis: str, numbers: Sequence[int]) -> list[tuple[int, ...]]:
+def lines_along(mesh: Mesh, axis: str, numbers: Sequence[int]) -> list[tuple[int, ...]]:
     """The ranks along one axis, line by line; `numbers` are those of the ranks at `places(mesh)`."""
     found: dict[tuple, list[int]] = {}
     for number, place in zip(numbers, places(mesh), strict=True):

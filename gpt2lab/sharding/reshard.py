@@ -14,7 +14,7 @@ from ..ranks.mesh import Axis
 from ..ranks.mesh import Mesh as World
 from .cost import Path, Step, adjoint, path
 from .halo import Span, overlap
-from .layout import Layout, box, check_dims, lines, local_shape, ranks, span
+from .layout import Layout, box, check_dims, lines_along, local_shape, ranks, span
 
 Axes = Mapping[str, Axis]
 
@@ -26,7 +26,7 @@ def live_axes(mesh: Mapping[str, int]) -> dict[str, Axis]:
     Raises ValueError when the sizes do not multiply to the number of ranks.
     """
     world = World(dp=ranks(mesh))
-    return {name: world.axis(name, lines(mesh, name, range(ranks(mesh)))) for name in mesh}
+    return {name: world.axis(name, lines_along(mesh, name, range(ranks(mesh)))) for name in mesh}
 
 
 def sizes(axes: Axes) -> dict[str, int]:

@@ -12,7 +12,7 @@ from functools import cached_property
 from ..machine.arguments import checked
 from .cost import added
 from .crossing import Crossing, Side
-from .layout import lines, places, ranks
+from .layout import lines_along, places, ranks
 from .partition import Change, Program, partition
 from .propagate import propagate
 from .tofu import Choice, LinkChain, beyond
@@ -30,7 +30,7 @@ class CutStage:
 
     def lines(self, name: str) -> list[tuple[int, ...]]:
         """The ranks along one axis of the mesh, line by line; none where it has no such axis."""
-        return lines(self.mesh, name, self.ranks) if name in self.mesh else []
+        return lines_along(self.mesh, name, self.ranks) if name in self.mesh else []
 
 
 @dataclass(frozen=True)
