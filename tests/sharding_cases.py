@@ -1,6 +1,7 @@
 """GPT-2 partitioned by marks and run on live ranks, beside the serial run and the package's own strategies."""
 
-from functools import cache
+import operator
+from functools import cache, reduce
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,8 @@ from gpt2lab.ranks import comm
 from gpt2lab.reference import example_batch, example_weights
 from gpt2lab.sharding import layout, products, reshard
 from gpt2lab.sharding.capture import capture
+from gpt2lab.sharding.describe import Rule, analyse
+from gpt2lab.sharding.expression import Expr, Index
 from gpt2lab.sharding.gpt2 import captured_gpt2
 from gpt2lab.sharding.interpret import Interpreter
 from gpt2lab.sharding.partition import partition
@@ -30,6 +33,28 @@ def layouts(dims: int, axes, partial=("sum",)) -> list[layout.Layout]:
                 more += [one.cut(dim, (*cut[:i], axis, *cut[i:])) for i in range(len(cut) + 1)]
         found = more
     return found
+
+
+def nothing_travels(option) -> bool:
+    """Whether an operator runs so without a message inside."""
+    return not option.messages and not option.halos
+
+
+def einsum(text: str) -> Rule:
+    """The rule of an einsum of any number of tensors, such as "ik,kj->ij"."""
+    inputs, _, output = text.partition("->")
+    terms, summed = inputs.split(","), sorted(set(inputs) - set(output) - {","})
+
+    def describe(*tensors):
+        def element(*i):
+            index = dict(zip(output, i, strict=True)) | {name: Index(name) for name in summed}
+            read = [t[tuple(index[l] for l in term)] for t, term in zip(tensors, terms, strict=True)]
+            body = reduce(operator.mul, read)
+            return Expr("reduce", ("sum", tuple(index[name] for name in summed), body)) if summed else body
+
+        return element
+
+    return analyse(describe, len(terms), len(output))
 
 
 @cache

@@ -28,8 +28,7 @@ def test_exact_times_give_the_link_back():
     found = fit(list(samples(0.0)))
     assert found.link.latency == pytest.approx(TRUE.latency, rel=1e-9)
     assert found.link.bandwidth == pytest.approx(TRUE.bandwidth, rel=1e-9)
-    assert found.r2 == pytest.approx(1) and found.spread == pytest.approx(0, abs=1e-9)
-    assert found.predict(6, 1e6) == pytest.approx(TRUE.time(1e6, 6))
+    assert found.r2 == pytest.approx(1)
 
 
 def test_intervals_hold_the_truth_about_nineteen_times_of_twenty():
@@ -57,7 +56,7 @@ def test_the_model_is_fitted_to_half_of_the_sizes_and_predicts_the_others(what, 
     found = collectives.model(rows(what, n), what, n)
     if what not in ALL_REDUCE:
         found = collectives.model(rows(n=n), what, n)
-    assert found["fit"].samples == 7 and list(found["predicted over measured"]) == SIZES[1::2]
+    assert list(found["predicted over measured"]) == SIZES[1::2]
     assert all(ratio == pytest.approx(1) for ratio in found["predicted over measured"].values())
     assert found["fit"].link.latency == pytest.approx(TRUE.latency, rel=1e-6)
     assert found["fit"].link.bandwidth == pytest.approx(TRUE.bandwidth, rel=1e-6)

@@ -26,7 +26,9 @@ from gpt2lab.planner import (
 )
 from gpt2lab.planner.problem import find_cluster, gpt2_layers
 from gpt2lab.schedules.terapipe import best_slices
+from gpt2lab.sharding.gpt2 import captured_gpt2
 from gpt2lab.sharding.named import legal_layouts
+from gpt2lab.sharding.tofu import LinkChain
 
 TWO = find_cluster("laptop").with_devices(2)
 NANO = PRESETS["nano"]
@@ -56,6 +58,7 @@ LONG = {  # where `patiently` stands: what goes through it
     "scale.run_rounds": lambda: scale.collective("ring", 4, 64, scale.Fabric()),
     "search.exhaustive": planned("every pipeline"),
     "search.mcmc": planned("MCMC (FlexFlow)"),
+    "tofu.LinkChain": lambda: LinkChain(captured_gpt2(NANO, 2, 4)).recursive("x"),
     "named.legal_layouts": lambda: legal_layouts(TABLES, {"x": 2}),
     "verify.run": lambda: cli.main(["verify", "--plan", "serial"]),
     "terapipe.best_slices": lambda: best_slices(8, lambda a, b: a + b, 2),

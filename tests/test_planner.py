@@ -6,6 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise, product
 from math import inf
+from unittest.mock import patch
 
 import pytest
 from search_cases import (
@@ -19,7 +20,7 @@ from search_cases import (
 
 from gpt2lab.machine.links import Link, Network, all_reduce_time
 from gpt2lab.model import PRESETS, GPT2Config
-from gpt2lab.planner import alpa, balance, graph_stages, search
+from gpt2lab.planner import alpa, balance, graph_stages, placement, search
 from gpt2lab.planner.balance import Chain, best_cut, every_cut, every_replicated, slowest
 from gpt2lab.planner.cuts import Assignment, ChainProblem, Clock, CutOperator, gpt2_cuts, merged
 from gpt2lab.planner.events import Job, pipeline_jobs, simulate_jobs
@@ -69,7 +70,7 @@ def random_cluster(seed: int, devices: int) -> Cluster:
     draw = random.Random(seed)
     node = draw.choice((1, 2))
     links = Link(draw.randint(0, 2), draw.choice((1, 4))), Link(0, draw.choice((2, 8)))
-    return Cluster(devices, Device(1), Network(*links, node), draw.choice((0, 1)), draw.choice((0, 1)))
+    return Cluster(devices, Device(1), Network(*links, node), draw.choice((0, 1)))
 
 
 def random_chain(seed: int, layers: int) -> Chain:
@@ -108,7 +109,7 @@ def test_pipelines_take_as_long_as_the_schedules_clock_says(name, p, m):
 def test_devices_do_one_thing_at_a_time_and_nothing_runs_before_its_needs(seed):
     graph, cluster = random_graph(seed, 12), random_cluster(seed, 3)
     draw = random.Random(seed)
-    problem = Placing(graph, cluster, backward=seed % 2 == 0)
+    problem = Placing(graph, cluster)
     found = problem.simulate([draw.randrange(3) for _ in range(12)])
     for device in range(3):
         spans = [s for job, s in zip(found.jobs, found.spans, strict=True) if job.device == device]
@@ -132,11 +133,9 @@ def pair_of_messages(cluster, targets):
     return [float(m.end) for m in simulate_jobs(jobs, cluster).messages]
 
 
-def test_messages_share_a_nodes_uplink_and_a_devices_port():
+def test_messages_share_a_devices_port():
     network = Network(Link(0, 4), Link(0, 12), 2)
     assert pair_of_messages(Cluster(4, Device(1), network), (2, 3)) == [4, 4]
-    assert pair_of_messages(Cluster(4, Device(1), network, uplinks=1), (2, 3)) == [7, 7]
-    assert pair_of_messages(Cluster(4, Device(1), network, uplinks=2), (2, 3)) == [4, 4]
     assert pair_of_messages(Cluster(4, Device(1), network), (2, 2)) == [7, 7], "one port"
 
 
@@ -187,10 +186,9 @@ def test_small_products_run_below_the_rate():
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("backward", [False, True])
-def test_branch_and_bound_finds_what_brute_force_finds(seed, backward):
+def test_branch_and_bound_finds_what_brute_force_finds(seed):
     count, devices = (10, 2) if seed < 2 else (6, 3)
-    problem = Placing(random_graph(seed, count), random_cluster(seed, devices), backward)
+    problem = Placing(random_graph(seed, count), random_cluster(seed, devices))
     best, found = exhaustive_placement(problem), branch_and_bound(problem)
     assert found.seconds == pytest.approx(best.seconds, rel=1e-12) and found.timed <= best.timed
     greedy = list_schedule(problem)
@@ -198,7 +196,7 @@ def test_branch_and_bound_finds_what_brute_force_finds(seed, backward):
     assert problem.critical_path()[0] == pytest.approx(longest_by_enumeration(problem))
 
 
-@pytest.mark.parametrize("seed", [0, 17, 23])
+@pytest.mark.parametrize("seed", [0, 5, 23])
 def test_devices_without_work_are_alike_only_in_one_node(seed):
     """Nodes of two devices that share a core: the second device to get work may best be the third."""
     problem = Placing(random_graph(seed, 5), random_cluster(seed, 4))
@@ -214,8 +212,8 @@ def longest_by_enumeration(problem):
         yield from ([n, *rest] for v in problem.graph.after[n] for rest in paths(v))
         yield [n]
 
-    weight = [a + b for a, b in zip(problem.times, problem.back, strict=True)]
-    return max(sum(weight[n] for n in path) for start in range(len(weight)) for path in paths(start))
+    times = problem.times
+    return max(sum(times[n] for n in path) for start in range(len(times)) for path in paths(start))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -224,8 +222,9 @@ def test_no_search_exceeds_the_memory(seed):
     limit = max(sum(op.kept for op in graph.operators) / 2 + 2, max(op.kept for op in graph.operators))
     problem = Placing(graph, Cluster(2, Device(1, memory=limit), Network(Link(1, 4))))
     best = exhaustive_placement(problem)
-    unpunished = Placing(graph, problem.cluster, penalty=0)
-    for found in (branch_and_bound(problem), reinforce(unpunished, rounds=20).best):
+    with patch.object(placement, "PENALTY", 0):
+        unpunished = reinforce(problem, rounds=20).best
+    for found in (branch_and_bound(problem), unpunished):
         assert max(problem.held(found.where)) <= limit
     assert branch_and_bound(problem).seconds == pytest.approx(best.seconds)
     together = (0,) * len(graph)
@@ -304,15 +303,14 @@ def every_staging(graph, stages):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_integer_program_and_piper_find_the_best_stages_of_a_graph(seed):
-    graph, stages, per_byte = random_graph(seed, 6, memory=True), 2 + seed % 2, Fraction(seed % 3, 2)
+    graph, stages = random_graph(seed, 6, memory=True), 2 + seed % 2
     times, sizes = [op.flops for op in graph.operators], [op.kept for op in graph.operators]
     limit = max(sizes) + sum(sizes) / 2
-    seconds = lambda s: sum(times[v] for v in s) + float(per_byte) * graph_stages.crossing_bytes(graph, s)
-    fits = lambda plan: all(sum(sizes[v] for v in s) <= limit for s in plan)
-    best = min(max(map(seconds, plan)) for plan in every_staging(graph, stages) if fits(plan))
-    found, _ = stages_by_ilp(graph, times, stages, float(per_byte), (sizes, limit))
-    assert found == pytest.approx(best)
-    value, plan = piper(graph, stages, one_device_each(seconds, sizes, limit), stages)
+    computed, every = lambda stage: sum(times[v] for v in stage), list(every_staging(graph, stages))
+    assert stages_by_ilp(graph, times, stages)[0] == pytest.approx(min(max(map(computed, s)) for s in every))
+    seconds = lambda stage: computed(stage) + seed % 3 / 2 * graph_stages.crossing_bytes(graph, stage)
+    best = min(max(map(seconds, s)) for s in every if max(sum(sizes[v] for v in one) for one in s) <= limit)
+    value, plan = piper(graph, stages, one_device_each(seconds, sizes, limit))
     assert value == pytest.approx(best) and max(p.seconds for p in plan) == value
 
 
@@ -441,8 +439,8 @@ def test_no_search_beats_the_exhaustive_one_and_alpa_reaches_it(seed):
     among_all = Planner(soap, only(submesh), exhaustive()).plan(problem).seconds
     assert PLANNERS["every pipeline"].plan(problem).seconds == pipelines(seed) >= among_all * (1 - 1e-9)
     assert PLANNERS["Alpa"].plan(problem).seconds == pytest.approx(pipelines(seed), rel=1e-9)
-    found = alpa.fastest_pipeline(problem, space)
-    assert found.seconds == pytest.approx(problem.evaluate(found.plan), rel=1e-9)
+    plan, seconds, _ = alpa.fastest_pipeline(problem, space)
+    assert seconds == pytest.approx(problem.evaluate(plan), rel=1e-9)
     for name in ("MCMC (FlexFlow)", "learned placement", "Tofu"):
         pruned = Planner(soap, only(submesh), PLANNERS[name].search)
         assert pruned.plan(problem).seconds >= among_all * (1 - 1e-9), name
@@ -484,11 +482,10 @@ def test_a_strategy_that_cannot_be_is_not_chosen():
 
 def test_early_pruning_tries_fewer_and_loses_nothing():
     problem = random_problem(2, 4)
-    found = alpa.fastest_pipeline(problem, only(submesh)(problem, soap(problem)))
-    assert found.tried < found.priced and found.seconds == pytest.approx(pipelines(2, 4), rel=1e-9)
-    coarse = alpa.fastest_pipeline(problem, only(submesh)(problem, soap(problem)), gap=50)
-    assert coarse.tried <= found.tried
-    assert found.seconds <= coarse.seconds <= found.seconds + problem.micros * 50
+    with patch.object(alpa, "_stages_below", wraps=alpa._stages_below) as tried:
+        _, seconds, priced = alpa.fastest_pipeline(problem, only(submesh)(problem, soap(problem)))
+    assert len({call.args[2] for call in tried.call_args_list}) < priced
+    assert seconds == pytest.approx(pipelines(2, 4), rel=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -541,12 +538,11 @@ def test_metropolis_takes_the_better_and_sometimes_the_worse():
     assert accepts(0, 0, 0.5) and not accepts(1, 0, 0.0)  # without heat only what is no worse
 
 
-def test_mcmc_is_never_worse_than_its_start_and_times_fewer_jobs_than_full_simulation():
+def test_mcmc_is_never_worse_than_its_start():
     problem = random_problem(3, 6)
     found = Planner(soap, everything, mcmc(300, seed=2)).plan(problem)
     first, *_, last = [seconds for _, seconds in found.trace]
     assert found.seconds == last <= first and found.evaluations == 300
-    assert found.jobs < 300 * len(problem) * problem.micros
 
 
 def test_mcmc_never_ends_with_a_plan_that_does_not_fit():

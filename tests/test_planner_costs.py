@@ -632,7 +632,6 @@ def test_recomputation_shows_as_a_third_of_the_blocks_work():
     config = GPT2Config(vocab_size=2, n_positions=16, n_layer=4, n_head=4, n_embd=64)
     found = predict(Plan(recompute=True), config, 8, 16, FREE)
     assert found.parts["recompute"] / found.parts["compute"] == pytest.approx(1 / 3, rel=0.01)
-    assert found.hfu / found.mfu == pytest.approx(4 / 3, rel=0.01)
 
 
 def test_more_ranks_than_cores_share_them():
@@ -667,16 +666,11 @@ def test_adding_up_gradients_passes_their_bytes_for_all_micro_batches_but_the_fi
         assert slow.seconds - free.seconds == pytest.approx((micro - 1) * 3 * weights / 1e9, abs=1e-12)
 
 
-def test_tensor_ranks_get_the_link_inside_a_node_and_data_ranks_share_the_uplink():
+def test_tensor_ranks_get_the_link_inside_a_node():
     config = GPT2Config(vocab_size=64, n_positions=16, n_layer=2, n_head=4, n_embd=16)
-    inside, between = Link(0, 1e12), Link(0, 1e6)
-    wide = Cluster(8, Device(1e15), Network(between, inside, 4), uplinks=0)
+    wide = Cluster(8, Device(1e15), Network(Link(0, 1e6), Link(0, 1e12), 4))
     one = predict(Plan(dp=2, tp=4), config, 8, 16, wide)
-    four = predict(Plan(dp=2, tp=4), config, 8, 16, replace(wide, uplinks=1))
     assert one.parts["tp"] < 1e-3 * one.parts["dp+cp"]
-    assert four.parts["dp+cp"] == pytest.approx(4 * one.parts["dp+cp"])
-    assert set(one.classes) == {"inside a node", "between nodes"}
-    assert sum(one.classes.values()) == sum(one.sent.values())
 
 
 @pytest.mark.parametrize(
@@ -702,7 +696,7 @@ def test_memory_says_for_each_stage_what_it_holds_and_for_what():
     assert [s.stage for s in stages] == [0, 1, 2, 3]
     assert all(s.total == sum(s.parts.values()) for s in stages)
     adamw, sgd = (memory(Plan(), config, 8, 16, optimizer=name)[0] for name in ("adamw", "sgd"))
-    assert adamw.total - sgd.total == adamw.optimizer == 2 * 4 * config.parameters
+    assert adamw.total - sgd.total == adamw.parts["optimizer"] == 2 * 4 * config.parameters
 
 
 def test_a_plan_for_4096_devices_is_answered_without_visiting_them(monkeypatch):

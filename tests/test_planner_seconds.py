@@ -30,14 +30,14 @@ def seconds(machine, axis, size, op="all_reduce"):
 @pytest.mark.parametrize(
     ("ranks", "distance", "node", "world", "lies"),
     [
-        (8, 1, 8, 64, Lies(1, 8, 1, True)),  # tp=8 fills a machine of 8
-        (8, 8, 8, 64, Lies(8, 1, 8, True)),  # dp=8 outside of it: one rank in each of 8 machines
-        (64, 1, 8, 64, Lies(8, 8, 1, True)),
-        (16, 4, 8, 64, Lies(8, 2, 4, True)),  # two ranks in each machine, beside three other groups
-        (6, 1, 8, 24, Lies(2, 2, 2, False)),  # ranks 6 to 11: two in machine 0, four in machine 1
-        (3, 1, 4, 6, Lies(2, 1, 1, False)),  # dp=2,tp=3 on machines of 4: ranks 3 | 4, 5
-        (2, 3, 4, 6, Lies(2, 1, 2, True)),  # its dp: (0, 3) share a machine; (1, 4) and (2, 5) do not
-        (4, 1, 1, 4, Lies(4, 1, 1, True)),
+        (8, 1, 8, 64, Lies(1, 8, True)),  # tp=8 fills a machine of 8
+        (8, 8, 8, 64, Lies(8, 1, True)),  # dp=8 outside of it: one rank in each of 8 machines
+        (64, 1, 8, 64, Lies(8, 8, True)),
+        (16, 4, 8, 64, Lies(8, 2, True)),  # two ranks in each machine, beside three other groups
+        (6, 1, 8, 24, Lies(2, 2, False)),  # ranks 6 to 11: two in machine 0, four in machine 1
+        (3, 1, 4, 6, Lies(2, 1, False)),  # dp=2,tp=3 on machines of 4: ranks 3 | 4, 5
+        (2, 3, 4, 6, Lies(2, 1, True)),  # its dp: (0, 3) share a machine; (1, 4) and (2, 5) do not
+        (4, 1, 1, 4, Lies(4, 1, True)),
     ],
 )
 def test_how_groups_lie_on_machines(ranks, distance, node, world, lies):
@@ -61,12 +61,6 @@ def test_a_ring_over_whole_machines_uses_all_their_cards_or_all_of_nvlink(inside
 def test_a_group_of_one_rank_in_a_machine_has_one_card():
     """dp=8 outside of tp=8: 2 (7 / 8) GB over 25 GB/s, in 14 messages."""
     assert seconds(on("dp=8,tp=8"), "dp+cp", 1e9) == pytest.approx(2 * 7 / 8 * 1e9 / 25e9 + 14 * 10e-6)
-
-
-def test_all_rings_of_a_machine_share_its_uplink_if_it_has_one():
-    """Eight groups leave each machine over one link of 25 GB/s."""
-    shared = seconds(on("dp=8,tp=8", uplinks=1), "dp+cp", 1e9)
-    assert shared == pytest.approx(8 * 2 * 7 / 8 * 1e9 / 25e9 + 14 * 10e-6)
 
 
 def test_where_latency_counts_level_by_level_is_faster_than_a_ring():

@@ -49,7 +49,6 @@ from gpt2lab.planner import (
     cuts,
     dry,
     events,
-    fit,
     graph_stages,
     metrics,
     models,
@@ -83,7 +82,6 @@ AT, HERE = cuts.Assignment(0, 1), cuts.Assignment(0, 2, ("whole", "sample"))
 PLAN = (AT, AT, HERE)
 SHARE = RankShare(TWO, NANO, 8, 16)
 PRICED = choose.PricedPlan(TWO, cost.predict(TWO, NANO, 8, 16, LAPTOP))
-FITTED = fit.fit([(1, 8, 1.0), (2, 8, 2.0), (1, 16, 3.0), (2, 16, 4.0)])
 ROW = published_steps.ROWS[0]
 F00 = Op("F", 0, 0)
 TIMELINE = simulate(ONE)
@@ -132,7 +130,6 @@ CALLS = [
     (dry.fullest_ranks, {"plan": TWO, "config": NANO, "rows": 8, "length": 16}),
     (events.Job, {"name": "a", "device": 0, "seconds": 1.0}),
     (PLACING.simulate(**EVERY).busy, {"device": 0}),
-    (FITTED.predict, {"messages": 1.0, "size": 2.0}),
     (ROW.flops, {"again": True}),
     (graph_stages.crossing_bytes, {"graph": CHAIN, "stage": frozenset([0])}),
     (graph_stages.down_sets, {"graph": CHAIN}),
@@ -180,6 +177,7 @@ CALLS = [
 
     (INTERPRETER.part, {"name": "wte.weight", "whole": torch.zeros(7, 4)}),
     (layout.ranks, {"mesh": X2}),
+    (layout.lines_along, {"mesh": X2, "axis": "x", "numbers": [0, 1]}),
     (layout.check_dims, {"layout": WHOLE_X, "shape": (2, 3)}),
     (layout.check, {"layout": WHOLE_X, "shape": (2, 3), "mesh": X2}),
     (layout.span, {"length": 3, "cut": ["x"], "mesh": X2, "place": {"x": 0}}),
@@ -363,7 +361,6 @@ ON_RANKS = "reads parts and axes at which Interpreter and StageRunner have looke
 TASKS = "runs inside a Scheduler, which has checked graph, workers and cores"
 ORDERS = "makes the orders of a generator, which has checked how many ranks and micro-batches there are"
 INTERNAL = {  # what is public by name and is given only what others have checked: why, and who else calls it
-    "planner.alpa.PipelineFound": (RECORD, ""),
     "planner.alpa.Stages": (SEARCH, ""),
     "planner.alpa.fastest_pipeline": (SEARCH, "planner.search"),
     "planner.bounds": (SPACE, "planner.choose"),
@@ -392,7 +389,7 @@ INTERNAL = {  # what is public by name and is given only what others have checke
     "planner.models.Parameter": (RECORD, "planner.share"),
     "planner.models.model_typed": ("reads what the command line has parsed", "commands.memory commands.plan"),
     "planner.models.of_model": ("takes nothing", "commands.memory commands.plan"),
-    "planner.models.units": (SHARE, "planner.bounds planner.cost planner.share"),
+    "planner.models.units": (SHARE, "planner.bounds planner.share"),
     "planner.moments": (SHARE, "planner.memory"),
     "planner.numberless": (DRY, "planner.dry"),
     "planner.pipelines.pipeline_seconds": (SHARE, "planner.cost"),

@@ -310,7 +310,20 @@ ODD = {
     "one tensor joined": lambda x: torch.cat([x]) * 2,
     "numbers from their place in two dimensions": lambda x: x + torch.arange(32.0).view(8, 4),
     "windows over the last dimension": lambda x: x.unfold(-1, 2, 1),
+    "a look-up in a table of two dimensions joined": lambda x: F.embedding(some(), x.reshape(32, 1)),
+    "a gather of two dimensions joined": lambda x: x.reshape(1, 32).gather(1, some().view(1, 5)),
+    "a scatter to two dimensions joined": lambda x: (
+        (2 * x).reshape(1, 32).scatter(1, some(1).view(1, 1), 0.0)
+    ),
+    "a gradient of two dimensions joined": lambda x: (
+        x + torch.ops.aten.embedding_dense_backward(torch.ones(5, 1), some(), 32, -1, False).view(8, 4)
+    ),
 }
+
+
+def some(count: int = 5):
+    """Places in 32, in each quarter of them."""
+    return 7 * torch.arange(count) + 2
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -328,8 +341,8 @@ def test_what_a_look_up_does_not_name_does_not_count():
         torch.tensor([0, 5]),
         torch.tensor([torch.inf, 2]),
     )
-    assert LOOK_UPS["embedding"]((table, tokens), 4, 2).tolist() == [[0], [1]]
-    grad = LOOK_UPS["embedding_dense_backward"]((endless[:, None], tokens), 4, 2)
+    assert LOOK_UPS["embedding"]((table, tokens), torch.tensor([4, 5])).tolist() == [[0], [1]]
+    grad = LOOK_UPS["embedding_dense_backward"]((endless[:, None], tokens), torch.tensor([4, 5]))
     assert grad.tolist() == [[0], [2]]
 
 

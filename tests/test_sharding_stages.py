@@ -66,6 +66,11 @@ def test_the_second_halving_also_equals_brute_force():
     assert one.cost(second, SQUARE) == min(one.cost(list(w), SQUARE) for w in itertools.product(*ways))
 
 
+def test_where_every_dimension_is_too_short_for_one_more_halving_it_is_said():
+    with pytest.raises(ValueError, match="link 0 cannot be cut once more .* Use fewer ranks"):
+        chain(2, 11).halve([()] * chain(2, 11).count, {"x": 64})
+
+
 def test_many_tokens_cut_the_batch_few_cut_the_weights():
     """Lesson 06's crossover, B T = 4 C for an MLP, found by the program: here 28 and 77 tokens, and 24 features."""
     mlps = lambda rows, length: {chain(rows, length).recursive("x")[0][n] for n in (2, 4)}
@@ -266,7 +271,7 @@ def test_every_place_receives_each_box_once_and_only_boxes_that_overlap_are_sent
     every = layouts(2, "xy", ())
     for _ in range(60):
         sides = [Side(ranks, SQUARE, draw.choice(every)) for ranks in (range(4), range(4, 8))]
-        crossing = Crossing(shape, 8, *sides, scatter=draw.random() < 0.5)
+        crossing = Crossing(shape, 8, *sides)
         wants = crossing.arrival.boxes(shape)
         came = {rank: torch.zeros(shape, dtype=torch.long) for rank in wants}
         for source, to, piece in crossing.pieces():
@@ -282,24 +287,9 @@ def test_every_place_receives_each_box_once_and_only_boxes_that_overlap_are_sent
 def test_scattering_sends_each_number_once_over_the_border():
     whole, cut = layouts(2, "y", ())[:2]
     sides = Side((0, 1), PAIR, cut), Side((2, 3), PAIR, whole)
-    border = lambda crossing: [crossing.cost(rank)[0] for rank in range(2)]
-    once, twice = (Crossing((6, 4), 8, *sides, scatter) for scatter in (True, False))
-    assert sum(border(once)) == 6 * 4 * 8 and sum(border(twice)) == 2 * 6 * 4 * 8
-    assert [once.cost(rank) for rank in (2, 3)] == [(6 * 4 * 8 // 2, 1)] * 2
-    assert [twice.cost(rank) for rank in (2, 3)] == [(0, 0)] * 2
-
-
-def test_without_scattering_the_run_is_the_same_and_its_border_dearer(pools):
-    stages = [
-        CutStage(0, (("vocab",), ("seq",), ("ff",)), (0, 1), PAIR),
-        CutStage(3, (("heads",), ("ff",), ("vocab",)), (2, 3), PAIR),
-    ]
-    once, twice = (Staged(chain(), stages, scatter) for scatter in (True, False))
-    check_staged(pools, twice, 2)
-    forward = lambda staged: sum(
-        p.crossing.cost(r)[0] for p in staged.passed if p.kind == "F" for r in (0, 1)
-    )
-    assert 2 * forward(once) == forward(twice)
+    crossing = Crossing((6, 4), 8, *sides)
+    assert sum(crossing.cost(rank)[0] for rank in range(2)) == 6 * 4 * 8
+    assert [crossing.cost(rank) for rank in (2, 3)] == [(6 * 4 * 8 // 2, 1)] * 2
 
 
 def test_stages_in_float32_send_half_and_refuse_weights_of_another_type(pools):

@@ -102,7 +102,7 @@ def cluster_of(found: dict, memory: float = float("inf")) -> Cluster:
             f"measured here; of the {len(off)} steps that it is fitted to half are within {median(off):.0%}"
         )
     slowed = tuple((int(ranks), factor) for ranks, factor in found.get("slowed", {}).items())
-    return Cluster(4, device, network, 0, found["cores"], source, found.get("call", laptop.call), slowed)
+    return Cluster(4, device, network, found["cores"], source, found.get("call", laptop.call), slowed)
 
 
 def measured() -> dict:

@@ -108,7 +108,7 @@ def model(rows: list[dict], what: str, n: int) -> dict | None:
     if len(mine) < 5 or what not in {"all_reduce", *links.ALL_REDUCE}:
         return None
     fitted = fit([(*cost(what, n, row["bytes"]), row["seconds"]) for row in mine[::2]])
-    predicted = {row["bytes"]: fitted.predict(*cost(what, n, row["bytes"])) for row in mine}
+    predicted = {row["bytes"]: fitted.link.time(*reversed(cost(what, n, row["bytes"]))) for row in mine}
     unseen = {row["bytes"]: predicted[row["bytes"]] / row["seconds"] for row in mine[1::2]}
     found = {"what": what, "ranks": n, "fit": fitted, "predicted": predicted}
     return found | {"predicted over measured": unseen}

@@ -11,7 +11,7 @@ Times are predictions: of this machine after `gpt2lab calibrate`, else of a clus
 
 import argparse
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 
 from ..machine.options import Setting, positive, within
@@ -159,7 +159,8 @@ def as_json(choice) -> dict:
     numbers = ("seconds", "memory", "mfu")
     one = lambda plan, p: {"plan": str(plan), "ranks": plan.world} | {n: getattr(p, n) for n in numbers}
     p = choice.prediction
-    best = one(choice.plan, p) | {"parts": p.parts, "sent": p.sent, "held": [asdict(held) for held in p.held]}
+    stages = [{"stage": held.stage} | held.parts for held in p.held]
+    best = one(choice.plan, p) | {"parts": p.parts, "sent": p.sent, "held": stages}
     front = [one(f.plan, f.prediction) for f in choice.front]
     return {"best": best, "reasons": choice.reasons, "front": front, "rejected": choice.rejected}
 

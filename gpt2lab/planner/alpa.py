@@ -5,7 +5,6 @@ Zheng et al. 2022, "Alpa: Automating Inter- and Intra-Operator Parallelism for D
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from math import inf
@@ -118,16 +117,6 @@ def intra_operator(
     return cost + sum(matrix[chosen[v]][chosen[u]] for (v, u), matrix in changes.items()), chosen
 
 
-@dataclass(frozen=True)
-class PipelineFound:
-    """The plan found (None: nothing fits), its seconds, how many stages were priced, how many t_max were tried."""
-
-    plan: ChainPlan | None
-    seconds: float
-    priced: int
-    tried: int
-
-
 class Stages:
     """Prices of all stages of a problem: the best cuts of operators first .. last - 1 on a block, once each."""
 
@@ -162,12 +151,12 @@ class Stages:
         return seconds, tuple(row[i] for row, i in zip(options, chosen, strict=False))
 
 
-def fastest_pipeline(problem: ChainProblem, space, gap: float = 0.0) -> PipelineFound:
-    """The fastest pipeline on submeshes that fill the cluster in order: min sum t_i + (B - 1) max t_j.
+def fastest_pipeline(problem: ChainProblem, space) -> tuple[ChainPlan | None, float, int]:
+    """(plan, seconds, stages priced) of the fastest pipeline on submeshes that fill the cluster in order.
 
-    For each possible t_max, from small to large, F(s, k, d) = min over the next stage of its seconds, at most t_max,
-    and F(s - 1, ...): s stages for the operators from k on the devices from d on. Once B t_max is no better than the
-    best plan nothing further can be, and values closer than `gap` seconds are tried once. Section 5.2.
+    No plan where nothing fits. Seconds are sum t_i + (B - 1) max t_j: for each possible t_max, from small to large,
+    F(s, k, d) = min over the next stage of its seconds, at most t_max, and F(s - 1, ...): s stages for the operators
+    from k on the devices from d on. Once B t_max is no better than the best plan nothing further can be. Section 5.2.
     """
     stages, n, devices = Stages(problem, space), len(problem), problem.cluster.devices
     finite, micros = problem.cluster.device.memory < inf, problem.micros
@@ -184,18 +173,15 @@ def fastest_pipeline(problem: ChainProblem, space, gap: float = 0.0) -> Pipeline
         for block in stages.blocks(d)
         for s in range(1, depth + 1 if finite else 2)
     }
-    best, plan, tried, last = inf, None, 0, -inf
+    best, plan = inf, None
     for limit in sorted(every - {inf}):
         if micros * limit >= best:
             break
-        if limit - last < gap:
-            continue
-        tried, last = tried + 1, limit
         for s in range(1, depth + 1):
             seconds, found = _stages_below(stages, price, limit, s, n, devices)
             if seconds + (micros - 1) * limit < best:
                 best, plan = seconds + (micros - 1) * limit, found
-    return PipelineFound(plan, best, stages.priced, tried)
+    return plan, best, stages.priced
 
 
 def _stages_below(stages, price, limit, count, n, devices) -> tuple[float, ChainPlan | None]:

@@ -15,7 +15,7 @@ from .bounds import Bounds
 from .cost import Prediction, predict
 from .problem import Cluster
 from .share import check
-from .space import FEW, SCHEDULES, proposals, runs, worlds
+from .space import FEW, proposals, runs, worlds
 
 LARGE = 10  # plans that are predicted on more devices though they cannot fit: what more memory would win
 LEAST = "time", "memory", "devices"
@@ -35,8 +35,7 @@ class Goal:
     """What is wanted of a step of `rows` sequences of `length` tokens: the least of one thing under limits on others.
 
     `least` is time, memory or devices; `memory` is bytes a rank (None: what the device has), `seconds` a step;
-    `itemsize` and `mixed` are a precision of `problem.PRECISIONS`; of pipelines only the `schedules` are tried.
-    Raises ValueError for an unknown one.
+    `itemsize` and `mixed` are a precision of `problem.PRECISIONS`. Raises ValueError for an unknown one.
     """
 
     rows: int
@@ -46,7 +45,6 @@ class Goal:
     seconds: float = float("inf")
     itemsize: int = 4
     mixed: int = 0
-    schedules: tuple[str, ...] = SCHEDULES
 
     def __post_init__(self):
         if self.least not in LEAST:
@@ -99,8 +97,8 @@ class _Search:
             if self.hopeless(Plan(dp=world), bounds.ideal(world), 0):
                 self.rejected["numbers of ranks that cannot win"] += 1
                 continue
-            asked = self.cluster, world, rows, length, self.rejected, self.goal.schedules
-            every = [(*bounds.of(plan), plan) for plan in proposals(config, *asked)]
+            asked = config, self.cluster, world, rows, length, self.rejected
+            every = [(*bounds.of(plan), plan) for plan in proposals(*asked)]
             # what is good in both leaves few to a front, what is good for the goal few to a choice
             promise = lambda one: self.goal.order(one[2], *one[:2]) if self.many else one[0] * one[1]
             for seconds, size, plan in watch(sorted(every, key=promise)):

@@ -9,7 +9,7 @@ Narayanan et al. 2021, "Efficient Large-Scale Language Model Training", section 
 """
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from ..machine.arguments import checked
@@ -19,31 +19,29 @@ from ..parallel.zero.costs import backward_and_sums
 from ..plan import Plan
 from ..schedules import Cost, Timeline, simulate
 from .memory import Held, fullest
-from .models import Transformer, units
+from .models import Transformer
 from .pipelines import pipeline_seconds
 from .problem import Cluster
 from .seconds import UPDATE, RankOnCluster, causal_pairs, routed
 from .sends import by_axis, exchanges, finish_sends, gradient_sends, sends, stage_ways
-from .share import RankShare, check, check_price, frame, order_of, rank_parts, runs_again
+from .share import RankShare, check, check_price, frame, order_of, rank_parts
 
 
 @dataclass(frozen=True)
 class Prediction:
     """What a step of a plan costs. `parts` are the seconds of the slowest rank, and add up to `seconds`.
 
-    `sent` is bytes a step by axis, of the rank that sends most; `classes` by link class. `held` has the fullest
-    rank of each class of stages. `flops` is the model's operations in a step, recomputation not counted.
+    `sent` is bytes a step by axis, of the rank that sends most. `held` has the fullest rank of each class of stages.
+    `flops` is the model's operations in a step, recomputation not counted, `mfu` the share of the peak that they are.
     """
 
     seconds: float
     parts: dict[str, float]
     held: tuple[Held, ...]
     sent: dict[str, int]
-    classes: dict[str, int]
     flops: float
     mfu: float
-    hfu: float = field(default=0.0)
-    causal: float = field(default=0.0)  # `mfu` with those pairs of attention alone that are computed
+    causal: float  # `mfu` with those pairs of attention alone that are computed
 
     @cached_property
     def memory(self) -> int:
@@ -84,34 +82,22 @@ def predict(
     alike = plan if plan.loss == "whole" else replace(plan, loss="whole")
     if alike not in known:
         known[alike] = _timed([RankOnCluster(cluster, s) for s in shares], known)
-    parts, seconds, sent, by_class = known[alike]
+    parts, seconds, sent = known[alike]
     ask = config.flops_per_token if isinstance(config, Transformer) else partial(flops_per_token, config)
     flops = ask(length) * rows * length
     device = cluster.device.with_numbers(share.itemsize)
     used = flops / (seconds * plan.world * (device.peak or device.rate))
-    again = _hardware_share(plan, config, length)
     idle = 12 * config.n_layer * config.n_embd * rows * (length**2 - causal_pairs(length, config.window))
-    found = seconds, dict(parts), fullest(shares), dict(sent), dict(by_class), flops
-    return Prediction(*found, used, used * again, used * (1 - idle / flops))
+    found = seconds, dict(parts), fullest(shares), dict(sent), flops
+    return Prediction(*found, used, used * (1 - idle / flops))
 
 
-def _timed(machines: list[RankOnCluster], known: dict) -> tuple[dict, float, dict, dict]:
-    """Seconds by part and in all; bytes by axis of the rank that sends most, and by class of link."""
+def _timed(machines: list[RankOnCluster], known: dict) -> tuple[dict, float, dict]:
+    """Seconds by part and in all; bytes by axis of the rank that sends most."""
     parts, seconds = _step(machines, known)
     every = (by_axis(sends(m.share)) for m in machines)
     most = max(every, key=lambda found: sum(b for b, _ in found.values()))
-    sent, by_class = {axis: size for axis, (size, _) in most.items()}, Counter()
-    for axis, size in sent.items():
-        by_class["between nodes" if machines[0].crosses(axis) else "inside a node"] += size
-    return parts, seconds, sent, by_class
-
-
-def _hardware_share(plan, config, length: int) -> float:
-    """Operations with recomputation over those without: 4 / 3 of the blocks where each runs again."""
-    blocks = config.n_layer * (2 * units(config).multiplied + 4 * length * config.n_embd)
-    head = 2 * config.n_embd * config.vocab_size
-    again = runs_again(plan)
-    return 1 + (again[0] * blocks + again[1] * head) / (3 * (blocks + head))
+    return parts, seconds, {axis: size for axis, (size, _) in most.items()}
 
 
 def classes(share: RankShare) -> list[RankShare]:

@@ -2,7 +2,7 @@
 
 A device runs its jobs one at a time, in the order of the list. A job starts when its device is free and all that it
 needs has arrived. A message leaves when its job ends, waits the latency of its link, and then its bytes flow. Whatever
-is shared (a device's port in each direction, the links of a node, the cores of a node) is divided equally.
+is shared (a device's port in each direction, the cores of a node) is divided equally.
 """
 
 from collections import Counter, defaultdict, deque
@@ -149,13 +149,9 @@ class _Clock:
         self._start(source)
 
     def _send(self, number, source, target, readers) -> None:
-        cluster, begin, size = self.cluster, self.now, max(readers.values())
-        link = cluster.network.link(source, target)
+        begin, size = self.now, max(readers.values())
+        link = self.cluster.network.link(source, target)
         shared = {("out", source): link.bandwidth, ("in", target): link.bandwidth}
-        here, there = cluster.node(source), cluster.node(target)
-        if cluster.uplinks and here != there:
-            together = cluster.uplinks * cluster.network.between.bandwidth
-            shared |= {("up", here): together, ("down", there): together}
 
         def arrived():
             self.messages.append(Sending(number, source, target, size, begin, self.now))

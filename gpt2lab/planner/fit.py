@@ -13,21 +13,15 @@ from ..machine.arguments import checked
 from ..machine.links import Link
 
 
-@checked(latency=0, bandwidth=(0, math.inf), messages=0, size=0)
+@checked(latency=0, bandwidth=(0, math.inf))
 @dataclass(frozen=True)
 class Fit:
-    """A fitted link with 95 % intervals; `spread` is the standard deviation of the relative errors."""
+    """A fitted link with 95 % intervals."""
 
     link: Link
     latency: tuple[float, float]
     bandwidth: tuple[float, float]
-    spread: float
     r2: float
-    samples: int
-
-    def predict(self, messages: float, size: float) -> float:
-        """Seconds for a call in which a rank sends `messages` messages with `size` bytes together."""
-        return self.link.time(size, messages)
 
     @property
     def undetermined(self) -> tuple[str, ...]:
@@ -76,7 +70,5 @@ def fit(samples: Sequence[tuple[float, float, float]]) -> Fit:
         Link(max(float(alpha), 0.0), 1 / float(beta)),
         (max(0.0, float(alpha - wide[0])), float(alpha + wide[0])),
         (1 / float(beta + wide[1]), float(fastest)),
-        math.sqrt(variance),
         float(1 - residual / total),
-        len(x),
     )

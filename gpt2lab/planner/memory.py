@@ -10,7 +10,7 @@ Activations: Korthikanti et al. 2022, "Reducing Activation Recomputation", secti
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
 
@@ -19,6 +19,7 @@ from ..schedules import Op, Schedule
 from .dry import UNBOUNDED, UNEVEN, dry_run
 from .models import Transformer
 from .moments import Walk
+from .numberless import PARTS
 from .share import RankShare, check, order_of, why_no_price
 
 MOMENTS = {"adamw": 2, "sgd": 0}
@@ -26,20 +27,13 @@ MOMENTS = {"adamw": 2, "sgd": 0}
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes that one rank of a pipeline's stage (`stage`: its place in the pipeline) holds at its fullest moment."""
+    """Bytes that one rank of a pipeline's stage holds at its fullest moment, by what they are for (`PARTS`).
+
+    `stage` is its place in the pipeline.
+    """
 
     stage: int
-    weights: int = 0
-    gradients: int = 0
-    optimizer: int = 0
-    activations: int = 0
-    logits: int = 0
-    buffers: int = 0
-
-    @property
-    def parts(self) -> dict[str, int]:
-        """Bytes by what they are for."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "stage"}
+    parts: dict[str, int]
 
     @cached_property
     def total(self) -> int:
@@ -89,14 +83,15 @@ def of_rank(share: RankShare, optimizer: str = "adamw") -> Held:
                 "are computed. Use another schedule, or bf16 or float32 of a GPT-2."
             )
         sizes = share.rows, share.length, share.itemsize
-        return Held(share.pp, **dry_run(share.plan, share.config, *sizes, optimizer, share.number).parts)
+        return Held(share.pp, dry_run(share.plan, share.config, *sizes, optimizer, share.number).parts)
     order = _order(share)
     walk = Walk(share, MOMENTS[optimizer], order.placement)
     for op, *beside in _with_messages(order, share):
         walk.travel(*beside)
         walk.forward(op) if op.kind == "F" else walk.backward(op)
     walk.finish()
-    return Held(share.pp, **walk.fullest)
+    most = walk.fullest
+    return Held(share.pp, {part: most[part] for part in PARTS})
 
 
 def has_formula(plan, config) -> bool:

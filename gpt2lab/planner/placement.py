@@ -14,6 +14,7 @@ from .events import Job, Simulated, simulate_jobs
 from .problem import STATE, Cluster, OperatorGraph
 
 MOST = 200_000  # placements, or parts of them, that a search for the best may try: about ten seconds
+PENALTY = 10.0  # times a placement's seconds for every time that a device's memory is exceeded in full
 
 
 @dataclass(frozen=True)
@@ -28,20 +29,15 @@ class Placed:
 DEVICE = lambda placing: placing.cluster.devices - 1  # the last one
 
 
-@checked(penalty=0, where=0, n=0, device=DEVICE, source=DEVICE, target=DEVICE)
+@checked(where=0, n=0, device=DEVICE, source=DEVICE, target=DEVICE)
 class Placing:
-    """The problem of placing a graph's operators on a cluster's devices, forward or (with `backward`) both ways.
+    """The problem of placing a graph's operators on a cluster's devices for their forward."""
 
-    In backward operators run in the opposite order, each where its forward ran. `penalty` multiplies the seconds of a
-    placement for every time that a device's memory is exceeded in full.
-    """
-
-    def __init__(self, graph: OperatorGraph, cluster: Cluster, backward: bool = False, penalty: float = 10.0):
-        self.graph, self.cluster, self.backward, self.penalty = graph, cluster, backward, penalty
+    def __init__(self, graph: OperatorGraph, cluster: Cluster):
+        self.graph, self.cluster = graph, cluster
         self.times = [cluster.device.time(op.flops) for op in graph.operators]
-        self.back = [cluster.device.time(2 * op.flops) if backward else 0 for op in graph.operators]
         self.memory = [STATE * op.weights + op.kept for op in graph.operators]
-        self.tail = _longest_tail(graph, [a + b for a, b in zip(self.times, self.back, strict=True)])
+        self.tail = _longest_tail(graph, self.times)
         self.order = sorted(range(len(graph)), key=lambda n: (-self.tail[n], n))
 
     def critical_path(self) -> tuple[float, list[int]]:
@@ -53,7 +49,7 @@ class Placing:
 
     def load(self) -> float:
         """All work, shared out evenly: no placement is faster than this either."""
-        return (sum(self.times) + sum(self.back)) / self.cluster.devices
+        return sum(self.times) / self.cluster.devices
 
     def lower_bound(self) -> float:
         """The larger of the critical path and the load; messages would only add to it."""
@@ -62,12 +58,9 @@ class Placing:
     def simulate(self, where: Sequence[int]) -> Simulated:
         """Every job and message of a placement on the clock."""
         place = {n: i for i, n in enumerate(self.order)}
-        ops, count = self.graph.operators, len(self.graph)
+        ops = self.graph.operators
         needs = lambda n: tuple((place[u], ops[u].output) for u in self.graph.before[n])
         jobs = [Job(ops[n].name, where[n], self.times[n], needs(n)) for n in self.order]
-        for n in reversed(self.order) if self.backward else ():
-            gradients = ((2 * count - 1 - place[v], ops[n].output) for v in self.graph.after[n])
-            jobs.append(Job(f"{ops[n].name}'", where[n], self.back[n], ((place[n], 0), *gradients)))
         return simulate_jobs(jobs, self.cluster)
 
     def held(self, where: Sequence[int]) -> list[float]:
@@ -78,10 +71,10 @@ class Placing:
         return held
 
     def cost(self, where: Sequence[int]) -> float:
-        """Seconds of a placement, multiplied by 1 + penalty x (bytes too many / memory)."""
+        """Seconds of a placement, multiplied by 1 + PENALTY x (bytes too many / memory)."""
         limit = self.cluster.device.memory
         excess = sum(max(0.0, held - limit) / limit for held in self.held(where))
-        return self.simulate(where).makespan * (1 + self.penalty * excess)
+        return self.simulate(where).makespan * (1 + PENALTY * excess)
 
     def fits(self, where: Sequence[int]) -> bool:
         """Whether no device holds more than its memory."""
@@ -93,7 +86,7 @@ class Placing:
         return max(free[device], max(arrivals, default=0))
 
     def hop(self, n: int, source: int, target: int) -> float:
-        """Seconds of a message with the result of operator n, or its gradient, on a link of its own."""
+        """Seconds of a message with the result of operator n on a link of its own."""
         link = self.cluster.network.link(source, target)
         return 0 if source == target else link.time(self.graph.operators[n].output)
 
@@ -146,12 +139,12 @@ def list_schedule(problem: Placing) -> Placed:
 def branch_and_bound(problem: Placing) -> Placed:
     """The best placement that fits, without timing those that a lower bound rules out.
 
-    The bound of a part is the time at which an operator begins if no message waits for another, its longest remaining
-    path, and the way back through the operators before it; and the load. Devices of one node without work are alike,
-    so only the first of them is tried. Raises ValueError where none fits, or where the search finds no end.
+    The bound of a part is the time at which an operator begins if no message waits for another, and its longest
+    remaining path; and the load. Devices of one node without work are alike, so only the first of them is tried. Raises
+    ValueError where none fits, or where the search finds no end.
     """
     search = _Search(problem)
-    search.extend(0, {}, {}, {}, [0.0] * problem.cluster.devices, [0.0] * problem.cluster.devices)
+    search.extend(0, {}, {}, [0.0] * problem.cluster.devices, [0.0] * problem.cluster.devices)
     if search.best is None:
         raise _too_large(problem)
     return Placed(search.best, search.seconds, search.timed)
@@ -164,8 +157,8 @@ class _Search:
         network = problem.cluster.network
         self.alike = not network.pairs and network.node in (1, max(network.node, problem.cluster.devices))
 
-    def extend(self, depth: int, where, done, back, free, held) -> None:
-        """Try all devices for the next operator, the most promising first; `back` is the way back from its gradient."""
+    def extend(self, depth: int, where, done, free, held) -> None:
+        """Try all devices for the next operator, the most promising first."""
         problem = self.problem
         if next(self.parts, None) is None:
             raise ValueError(
@@ -179,27 +172,23 @@ class _Search:
                 self.best, self.seconds = chosen, seconds
             return
         n = problem.order[depth]
-        for bound, d, begin, way in sorted(self._choices(n, where, done, back, free, held)):
+        for bound, d, begin in sorted(self._choices(n, where, done, free, held)):
             if bound >= self.seconds * (1 - 1e-12):
                 return
             row, size = list(free), list(held)
             row[d], size[d] = begin + problem.times[n], held[d] + problem.memory[n]
-            self.extend(depth + 1, where | {n: d}, done | {n: row[d]}, back | {n: way}, row, size)
+            self.extend(depth + 1, where | {n: d}, done | {n: row[d]}, row, size)
 
-    def _choices(self, n, where, done, back, free, held):
-        """(bound, device, when n can begin there, the way back from it) for every device with room."""
+    def _choices(self, n, where, done, free, held):
+        """(bound, device, when n can begin there) for every device with room."""
         problem, used = self.problem, set(where.values())
         for d in range(problem.cluster.devices):
             if held[d] + problem.memory[n] > problem.cluster.device.memory:
                 continue
             if self.alike and d not in used and d != len(used):
                 continue
-            begin, way = problem.begin(n, d, done, free, where), 0.0
-            if problem.backward:
-                before = problem.graph.before[n]
-                ways = (problem.hop(u, where[u], d) + problem.back[u] + back[u] for u in before)
-                way = max(ways, default=0.0)
-            yield max(begin + problem.tail[n] + way, problem.load()), d, begin, way
+            begin = problem.begin(n, d, done, free, where)
+            yield max(begin + problem.tail[n], problem.load()), d, begin
 
 
 def _too_large(problem: Placing) -> ValueError:

@@ -106,10 +106,10 @@ class Device:
         return self.launch + flops / self.rate
 
 
-@checked(devices=1, uplinks=0, cores=0, call=0, device=0)
+@checked(devices=1, cores=0, call=0, device=0)
 @dataclass(frozen=True)
 class Cluster:
-    """Equal devices on a network; messages between nodes share `uplinks` links, devices of a node share its `cores`.
+    """Equal devices on a network, each with its own way out of its node; devices of a node share its `cores`.
 
     0 means enough for all: then each device has its own. `call`: seconds that a send or a sum costs a rank amid its
     work, besides its messages: ranks of one machine do not arrive together, and have to be woken up. `slowed`: (ranks,
@@ -120,7 +120,6 @@ class Cluster:
     devices: int
     device: Device
     network: Network = field(default_factory=lambda: Network(Link(0, float("inf"))))
-    uplinks: int = 0
     cores: int = 0
     source: str = "made up"
     call: float = 0.0

@@ -33,7 +33,7 @@ def reinforce(
     """
     rng, devices = np.random.default_rng(seed), problem.cluster.devices
     logits = np.zeros((len(problem.graph), devices))
-    scale, baseline = sum(problem.times) + sum(problem.back), None
+    scale, baseline = sum(problem.times), None
     best, seconds, means, bests = None, float("inf"), [], []
     for _ in patiently(range(rounds), "rounds of learning"):
         chances = _softmax(logits)

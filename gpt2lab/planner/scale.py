@@ -23,7 +23,6 @@ Round = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 RANKS = (1, 2**20)
 """How many ranks are played: a round has an array of them."""
-LEVELS = "inside a machine", "rail", "spine"
 
 
 @checked(machine=1, pod=1, taper=MORE)
@@ -43,7 +42,7 @@ class Fabric:
     taper: float = 1.0
 
     def levels(self, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-        """The lowest of LEVELS that joins two ranks, as its number."""
+        """What joins two ranks: 0 their machine, 1 a rail, 2 the spine."""
         machine, pod = self.machine, self.pod
         rail = (source % machine == target % machine) & (source // pod == target // pod)
         return np.where(source // machine == target // machine, 0, np.where(rail, 1, 2))
@@ -68,23 +67,21 @@ class Fabric:
 
 @dataclass(frozen=True)
 class Counted:
-    """What came of a collective: its seconds, and for every rank the messages and bytes it sent, bytes by level."""
+    """What came of a collective: its seconds, and for every rank the messages and bytes it sent."""
 
     seconds: float
     messages: np.ndarray
     bytes: np.ndarray
-    by_level: dict[str, int]
 
 
 @checked(ranks=RANKS, total=0)
 def run_rounds(ranks: int, rounds: Iterable[Round], fabric: Fabric, total: int | None = None) -> Counted:
     """Send all messages of `total` rounds, each as soon as its sender has received what came before."""
     clock, messages, sent = np.zeros(ranks), np.zeros(ranks, int), np.zeros(ranks, int)
-    levels, before = np.zeros(3, int), None
+    before = None
     for source, target, size in patiently(rounds, "rounds of messages", total):
         if before is None or source is not before[0] or target is not before[1]:
-            before, level = (source, target), fabric.levels(source, target)
-            latency, bandwidth = fabric.links(source, target)
+            before, (latency, bandwidth) = (source, target), fabric.links(source, target)
         flow = size / bandwidth
         gone = clock[source] + flow
         ends = clock.copy()
@@ -93,8 +90,7 @@ def run_rounds(ranks: int, rounds: Iterable[Round], fabric: Fabric, total: int |
         clock = ends
         np.add.at(messages, source, 1)
         np.add.at(sent, source, size)
-        levels += np.bincount(level, size, minlength=3).astype(int)
-    return Counted(float(clock.max()), messages, sent, dict(zip(LEVELS, map(int, levels), strict=True)))
+    return Counted(float(clock.max()), messages, sent)
 
 
 @checked(size=0, parts=RANKS)

@@ -21,14 +21,13 @@ PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}  # times that a
 
 @dataclass(frozen=True)
 class Lies:
-    """How groups of ranks lie on nodes: most `nodes` of a group, `fewest` ranks of one in a node, `groups` in a node.
+    """How groups of ranks lie on nodes: most `nodes` of a group, `fewest` ranks of one in a node.
 
     `even`: every group has equally many ranks in each of its nodes.
     """
 
     nodes: int
     fewest: int
-    groups: int
     even: bool
 
 
@@ -43,9 +42,8 @@ def groups_on_nodes(ranks: int, distance: int, node: int, world: int) -> Lies:
         for first in range(distance)
     ]
     split = [g for g in groups if len(g) > 1] or groups
-    in_node = Counter(where for g in split for where in g)
     even = all(len(set(g.values())) == 1 for g in groups)
-    return Lies(max(map(len, groups)), min(min(g.values()) for g in split), max(in_node.values()), even)
+    return Lies(max(map(len, groups)), min(min(g.values()) for g in split), even)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,13 +107,10 @@ class RankOnCluster:
         return cache(partial(_stage_times, self))
 
     def link(self, axis: str) -> Link:
-        """The slowest link between neighbours of an axis, on which each rank has its card of its node, or its share."""
+        """The slowest link between neighbours of an axis, on which each rank has its card of its node."""
         network = self.cluster.network
-        if network.node > 1 and not self.crosses(axis):
-            return network.inside or network.between
-        uplinks, lies = self.cluster.uplinks, self.on_nodes(axis)
-        shared = max(1.0, lies.groups / uplinks) if uplinks else 1.0
-        return Link(network.between.latency, network.between.bandwidth / shared)
+        within = network.node > 1 and not self.crosses(axis)
+        return within and network.inside or network.between
 
     def travel(self, sent: Iterable[AxisTraffic]) -> Counter:
         """Seconds by axis of messages one after the other."""
@@ -147,7 +142,7 @@ class RankOnCluster:
             ways.append(s.calls * all_reduce_time("recursive doubling", n, whole, link))
         if self.crosses(s.axis):
             lies, inside = self.on_nodes(s.axis), self.cluster.network.inside or link
-            cards = Link(link.latency, link.bandwidth * lies.fewest) if not self.cluster.uplinks else link
+            cards = Link(link.latency, link.bandwidth * lies.fewest)
             ways.append(Link(link.latency, min(cards.bandwidth, inside.bandwidth)).time(s.bytes, s.messages))
             if lies.even and lies.fewest > 1:
                 k, m = lies.fewest, lies.nodes

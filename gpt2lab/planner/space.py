@@ -66,13 +66,7 @@ def candidates(
 
 
 def proposals(
-    config,
-    cluster: Cluster,
-    world: int,
-    rows: int,
-    length: int,
-    rejected: Counter,
-    schedules: tuple = SCHEDULES,
+    config, cluster: Cluster, world: int, rows: int, length: int, rejected: Counter
 ) -> Iterator[Plan]:
     """The same of so many ranks, before each is asked whether it runs."""
     many, node = pruned(world, cluster), cluster.network.node
@@ -83,7 +77,7 @@ def proposals(
         elif many and cp > 1 and length < max(4096, 1024 * cp):
             rejected["short sequences cut over ranks"] += 1
         elif runs(mesh, config, rows, length, rejected):
-            yield from _options(mesh, rows, many, node, schedules, rejected)
+            yield from _options(mesh, rows, many, node, rejected)
 
 
 def runs(plan: Plan, config, rows: int, length: int, rejected: Counter) -> bool:
@@ -96,7 +90,7 @@ def runs(plan: Plan, config, rows: int, length: int, rejected: Counter) -> bool:
     return True
 
 
-def _options(mesh: Plan, rows: int, many: bool, node: int, schedules: tuple, rejected: Counter):
+def _options(mesh: Plan, rows: int, many: bool, node: int, rejected: Counter):
     """All that a mesh leaves open: micro-batches, schedule, ZeRO, exchange, sp, recomputation, loss."""
     most = rows // mesh.dp
     together, here = mesh.dp * mesh.cp, node // mesh.tp
@@ -116,7 +110,7 @@ def _options(mesh: Plan, rows: int, many: bool, node: int, schedules: tuple, rej
         rejected["tensor ranks without sequence parallelism"] += len(micros)
         sps = [True]
     losses = ["whole", "chunked"] if mesh.tp == 1 else ["whole"]
-    tried = schedules if mesh.pp > 1 else SCHEDULES[:1]
+    tried = SCHEDULES if mesh.pp > 1 else SCHEDULES[:1]
     rejected["other schedules"] += (len(NAMES) - len(tried)) * len(micros) * (mesh.pp > 1)
     every = product(sorted(micros), zeros, exchanges, sps, losses, tried)
     for micro, zero, more, sp, loss, schedule in every:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..machine.arguments import checked
@@ -43,18 +43,6 @@ def layer_norm(x, shape, weight, bias, eps):
     centred = x - mean
     scale = ((centred * centred).sum(dims, keepdim=True) / n + eps).rsqrt()
     return centred * scale * weight + bias, mean, scale
-
-
-def softmax(x, dim, half_to_float=False):
-    """`_softmax` by its maximum and its sum."""
-    e = (x - x.amax(dim, keepdim=True)).exp()
-    return e / e.sum([dim], keepdim=True)
-
-
-def log_softmax(x, dim, half_to_float=False):
-    """`_log_softmax` by its maximum and its sum."""
-    shifted = x - x.amax(dim, keepdim=True)
-    return shifted - shifted.exp().sum([dim], keepdim=True).log()
 
 
 def convolution(x, w, bias, stride, padding, dilation, transposed, output_padding, groups):
@@ -88,11 +76,11 @@ def convolution_backward(grad, x, w, *options):
 
 def _decompositions() -> dict:
     """How operators fall into simpler ones: ATen's core set, and what has sums inside by its sums."""
-    table = dict(core_aten_decompositions())
+    table = dict(core_aten_decompositions()) | get_decompositions([aten._softmax, aten._log_softmax])
     for kept in (aten.embedding_dense_backward, aten.gelu_backward, aten.unfold_backward, aten.unfold):
         table.pop(kept.default, None)
-    own = {aten.native_layer_norm: layer_norm, aten._softmax: softmax, aten._log_softmax: log_softmax}
-    own |= {aten.convolution: convolution, aten.convolution_backward: convolution_backward}
+    own = {aten.native_layer_norm: layer_norm, aten.convolution: convolution}
+    own |= {aten.convolution_backward: convolution_backward}
     return table | {op.default: function for op, function in own.items()}
 
 

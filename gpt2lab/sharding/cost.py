@@ -117,37 +117,36 @@ def path(src: Layout, dst: Layout, shape: Sequence[int], mesh: Mesh) -> Path:
     check(src, shape, mesh)
     check(dst, shape, mesh)
     ends = tuple(axis for axis in mesh if dst.on(axis) == "sum")  # partial only where it is so in the end
-    found, search = _search(src, ends, tuple(shape), tuple(mesh.items()))
+    found, queue = _search(src, ends, tuple(shape), tuple(mesh.items()))
     while dst not in found:
-        if next(search, None) is None:
+        if not queue:
             axes = tuple(mesh)
             raise ValueError(f"no steps lead from {src.text(axes)} to {dst.text(axes)}: a maximum is final.")
+        _go_on(found, queue, ends, tuple(shape), tuple(mesh.items()))
     return found[dst]
 
 
 @lru_cache(maxsize=100_000)
-def _search(src, ends, shape, mesh_items) -> tuple[dict[Layout, Path], Iterator]:
-    """The paths that are known from a layout, and a search that finds one more each time it is asked."""
-    found: dict[Layout, Path] = {}
-    return found, _find(found, src, ends, shape, mesh_items)
+def _search(src, ends, shape, mesh_items) -> tuple[dict[Layout, Path], list]:
+    """The paths that are known from a layout, and the queue of a search that goes on where it was."""
+    return {}, [((0, 0, 0), "", src, (), (src,))]
 
 
-def _find(found, src, ends, shape, mesh_items) -> Iterator[Layout]:
-    """Dijkstra's shortest paths over layouts; the text of the steps decides between equals."""
-    mesh, queue = dict(mesh_items), [((0, 0, 0), "", src, (), (src,))]
-    while queue:
-        cost, text, at, taken, passed = heapq.heappop(queue)
-        if at in found:
-            continue
-        found[at] = Path(taken, passed, shape)
-        for step, after in steps(at, mesh):
-            useful = step.kind != "to-partial" or step.axis in ends
-            if useful and after not in found and fits(after, shape, mesh):
-                size, messages = _total(step, shape, at, mesh_items)
-                further = (cost[0] + size, cost[1] + messages, cost[2] + 1)
-                entry = (further, f"{text} {step};", after, (*taken, step), (*passed, after))
-                heapq.heappush(queue, entry)
-        yield at
+def _go_on(found: dict[Layout, Path], queue: list, ends, shape, mesh_items) -> None:
+    """One turn of Dijkstra's shortest paths over layouts; the text of the steps decides between equals.
+
+    The layout in front stays there until all is done, so that an interrupt loses nothing.
+    """
+    mesh, (cost, text, at, taken, passed) = dict(mesh_items), queue[0]
+    for step, after in steps(at, mesh) if at not in found else ():
+        useful = step.kind != "to-partial" or step.axis in ends
+        if useful and after not in found and fits(after, shape, mesh):
+            size, messages = _total(step, shape, at, mesh_items)
+            further = (cost[0] + size, cost[1] + messages, cost[2] + 1)
+            entry = (further, f"{text} {step};", after, (*taken, step), (*passed, after))
+            heapq.heappush(queue, entry)
+    found.setdefault(at, Path(taken, passed, shape))
+    heapq.heappop(queue)
 
 
 @lru_cache(maxsize=100_000)

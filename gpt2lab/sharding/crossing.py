@@ -40,13 +40,12 @@ class Crossing:
     element: int
     source: Side
     target: Side
-    scatter: bool = True
 
     @cached_property
     def arrival(self) -> Side:
         """The target's side as it is when the messages have arrived: cut over axes that will hold copies."""
         mesh, lies = self.target.mesh, self.target.layout
-        for axis in [a for a in mesh if lies.on(a) is None] if self.scatter else ():
+        for axis in [a for a in mesh if lies.on(a) is None]:
             ways = [lies.cut(d, (*cut, axis)) for d, cut in enumerate(lies.cuts)]
             lies = next((way for way in ways if fits(way, self.shape, mesh)), lies)
         return Side(self.target.ranks, mesh, lies)

@@ -13,7 +13,7 @@ import torch
 
 from ..machine.arguments import checked
 from .graph import Node
-from .layout import Layout, box, local_shape, span
+from .layout import Layout, box, local_shape
 from .operators import RESHAPES
 from .partition import Change, Program, Run
 from .reshard import Axes, exchange_rows, follow, place, shard, sizes
@@ -118,7 +118,7 @@ class Interpreter:
             x, count, dim, number = node.call.arguments(given)
             return x.chunk(count, dim)[number]
         if node.op in LOOK_UPS:
-            return LOOK_UPS[node.op](node.call.arguments(given), *self._rows(run))
+            return LOOK_UPS[node.op](node.call.arguments(given), self._rows(run))
         return node.call(given)
 
     def _windows(self, run: Run, x: torch.Tensor, shape: list[int]) -> torch.Tensor:
@@ -132,43 +132,43 @@ class Interpreter:
             x = exchange_rows(x, dim, halo.spans(self.mesh), self.axes[halo.axis])
         return x if back else run.node.call([x])
 
-    def _rows(self, run: Run) -> tuple[int, int]:
-        """Which rows of the table of a look-up are here: the first, and how many."""
-        node, layout, shape, dim = run.node, run.output, run.node.shape, 0
+    def _rows(self, run: Run) -> torch.Tensor:
+        """The numbers of those rows of a look-up's table that are here, in order: its rows may be several factors."""
+        node, layout = run.node, run.output
+        dim = node.call.args[1] if node.op in ("gather", "scatter") else 0
         if node.op in ("embedding", "gather"):
-            table = self.program.graph.nodes[node.inputs[0]]
-            layout, shape = run.inputs[0], table.shape
-            dim = 0 if node.op == "embedding" else sum(table.groups[: node.call.args[1]])
-        elif node.op == "scatter":
-            dim = sum(node.groups[: node.call.args[1]])
-        return span(shape[dim], layout.cuts[dim], self.mesh, self.at)
+            node, layout = self.program.graph.nodes[node.inputs[0]], run.inputs[0]
+        first = sum(node.groups[:dim])
+        factors = slice(first, first + node.groups[dim])
+        shape, lies = node.shape[factors], Layout(layout.cuts[factors])
+        return torch.arange(math.prod(shape)).view(shape)[box(shape, lies, self.mesh, self.at)].flatten()
 
 
-def _here(index, first: int, length: int):
-    """Which of the indices lie in these rows, and their place in them (0 for the others)."""
-    here = (index >= first) & (index < first + length)
-    return here, (index - first).where(here, 0)
+def _here(index, rows):
+    """Which of the indices are among these rows, and their place there (any for the others)."""
+    place = torch.searchsorted(rows, index.contiguous()).clamp(max=len(rows) - 1)
+    return rows[place] == index, place
 
 
-def _embedding(args, first, length):
-    here, row = _here(args[1], first, length)
+def _embedding(args, rows):
+    here, row = _here(args[1], rows)
     return torch.embedding(args[0], row).where(here[..., None], 0)
 
 
-def _embedding_backward(args, first, length):
-    here, row = _here(args[1], first, length)
-    return torch.ops.aten.embedding_dense_backward(args[0].where(here[..., None], 0), row, length, -1, False)
+def _embedding_backward(args, rows):
+    here, row = _here(args[1], rows)
+    grad = args[0].where(here[..., None], 0)
+    return torch.ops.aten.embedding_dense_backward(grad, row, len(rows), -1, False)
 
 
-def _gather(args, first, length):
-    here, row = _here(args[2], first, length)
+def _gather(args, rows):
+    here, row = _here(args[2], rows)
     return args[0].gather(args[1], row).where(here, 0)
 
 
-def _scatter(args, first, length):
+def _scatter(args, rows):
     x, dim, index, value = args
-    rows = torch.arange(first, first + length).view([-1 if d == dim % x.dim() else 1 for d in range(x.dim())])
-    return x.masked_fill(index == rows, value)
+    return x.masked_fill(index == rows.view([-1 if d == dim % x.dim() else 1 for d in range(x.dim())]), value)
 
 
 LOOK_UPS = {

@@ -134,6 +134,15 @@ def places(mesh: Mesh) -> list[dict[str, int]]:
     return [dict(zip(mesh, at, strict=True)) for at in itertools.product(*map(range, mesh.values()))]
 
 
+@checked(mesh=1, numbers=0)
+def lines_along(mesh: Mesh, axis: str, numbers: Sequence[int]) -> list[tuple[int, ...]]:
+    """The ranks along one axis, line by line; `numbers` are those of the ranks at `places(mesh)`."""
+    found: dict[tuple, list[int]] = {}
+    for number, place in zip(numbers, places(mesh), strict=True):
+        found.setdefault(tuple(at for name, at in place.items() if name != axis), []).append(number)
+    return list(map(tuple, found.values()))
+
+
 @checked()
 def check_dims(layout: Layout, shape: Sequence[int]) -> None:
     """Raise ValueError where the layout has another number of dimensions than the tensor."""

@@ -4,12 +4,9 @@
 name in ATen, from the shapes of its operands.
 """
 
-import functools
-import re
 from collections.abc import Callable
 from functools import lru_cache
 
-from ..machine.arguments import checked
 from .describe import Rule, analyse
 from .expression import Expr, Index, Max, Sum, apply, same, where
 
@@ -56,29 +53,6 @@ LIBRARY = {
     "cross entropy": cross_entropy,
     "convolution": lambda x, w: lambda n, o, h, v: Sum(lambda c, a, b: x[n, c, h + a, v + b] * w[o, c, a, b]),
 }
-
-
-@checked()
-def einsum(text: str) -> Rule:
-    """The rule of an einsum of any number of tensors, such as "ik,kj->ij". Raises ValueError for any other text."""
-    inputs, _, output = text.partition("->")
-    known = re.fullmatch(r"[a-zA-Z]*(,[a-zA-Z]*)*->[a-zA-Z]*", text) and set(output) <= set(inputs)
-    if not known or not inputs or len(set(output)) < len(output):
-        raise ValueError(f"{text!r} is no einsum. Write one as in ik,kj->ij, each index behind -> once.")
-    terms, summed = inputs.split(","), sorted(set(inputs) - set(output) - {","})
-
-    def describe(*tensors):
-        def element(*i):
-            index = dict(zip(output, i, strict=True)) | {name: Index(name) for name in summed}
-            first, *others = (
-                t[tuple(index[l] for l in term)] for t, term in zip(tensors, terms, strict=True)
-            )
-            body = functools.reduce(lambda a, b: a * b, others, first)
-            return Expr("reduce", ("sum", tuple(index[name] for name in summed), body)) if summed else body
-
-        return element
-
-    return analyse(describe, len(terms), len(output))
 
 
 LINEAR = {

@@ -6,7 +6,6 @@ Bytes per rank: exactly `Path.cost`.
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 
 from ..machine.arguments import checked
@@ -15,7 +14,7 @@ from ..ranks.mesh import Axis
 from ..ranks.mesh import Mesh as World
 from .cost import Path, Step, adjoint, path
 from .halo import Span, overlap
-from .layout import Layout, box, check_dims, local_shape, span
+from .layout import Layout, box, check_dims, lines_along, local_shape, ranks, span
 
 Axes = Mapping[str, Axis]
 
@@ -26,13 +25,8 @@ def live_axes(mesh: Mapping[str, int]) -> dict[str, Axis]:
 
     Raises ValueError when the sizes do not multiply to the number of ranks.
     """
-    size = int(np.prod(list(mesh.values())))
-    world, live = World(dp=size), {}
-    grid = np.arange(size).reshape(tuple(mesh.values()))
-    for i, name in enumerate(mesh):
-        lines = np.moveaxis(grid, i, -1).reshape(-1, grid.shape[i])
-        live[name] = world.axis(name, [tuple(map(int, line)) for line in lines])
-    return live
+    world = World(dp=ranks(mesh))
+    return {name: world.axis(name, lines_along(mesh, name, range(ranks(mesh)))) for name in mesh}
 
 
 def sizes(axes: Axes) -> dict[str, int]:

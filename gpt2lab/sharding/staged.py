@@ -12,7 +12,7 @@ from functools import cached_property
 from ..machine.arguments import checked
 from .cost import added
 from .crossing import Crossing, Side
-from .layout import places, ranks
+from .layout import lines_along, places, ranks
 from .partition import Change, Program, partition
 from .propagate import propagate
 from .tofu import Choice, LinkChain, beyond
@@ -30,10 +30,7 @@ class CutStage:
 
     def lines(self, name: str) -> list[tuple[int, ...]]:
         """The ranks along one axis of the mesh, line by line; none where it has no such axis."""
-        found: dict[tuple, list[int]] = {}
-        for rank, place in zip(self.ranks, places(self.mesh), strict=True):
-            found.setdefault(tuple(at for axis, at in place.items() if axis != name), []).append(rank)
-        return [tuple(line) for line in found.values()] if name in self.mesh else []
+        return lines_along(self.mesh, name, self.ranks) if name in self.mesh else []
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,8 @@ class Staged:
     many ranks as they name, or lines of ranks that do not ascend.
     """
 
-    def __init__(self, chain: LinkChain, stages: Sequence[CutStage], scatter: bool = True):
-        self.chain, self.stages, self.scatter = chain, tuple(stages), scatter
+    def __init__(self, chain: LinkChain, stages: Sequence[CutStage]):
+        self.chain, self.stages = chain, tuple(stages)
         _check(chain, stages)
         self.programs = [self._program(stage) for stage in stages]
 
@@ -90,7 +87,7 @@ class Staged:
         node = here.graph.nodes[value]
         leaves = Side(self.stages[source].ranks, here.mesh, here.results[f"out {value}"])
         enters = Side(self.stages[target].ranks, there.mesh, there.layouts[name])
-        return Crossing(node.shape, node.element, leaves, enters, self.scatter)
+        return Crossing(node.shape, node.element, leaves, enters)
 
     def border(self, stage: int) -> int:
         """How many steps of a stage's program are forward: all, for the last one."""

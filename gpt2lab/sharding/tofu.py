@@ -14,6 +14,7 @@ import math
 from dataclasses import replace
 
 from ..machine.arguments import checked
+from ..machine.patience import patiently
 from .cost import path
 from .describe import Option
 from .graph import Graph, Node
@@ -111,17 +112,25 @@ class LinkChain:
         return inside + borders + self.tied(choices[0], choices[-1], mesh)
 
     def halve(self, before: list[Choice], mesh: Mesh) -> list[Choice]:
-        """The cheapest choices for one more axis, by dynamic programming along the chain from each first choice."""
-        ways = []
-        for first in self.choices(0, before[0], mesh):
+        """The cheapest choices for one more axis, by dynamic programming along the chain from each first choice.
+
+        Raises ValueError where a link has no dimension that is long enough.
+        """
+        rows, ways = [self.choices(n, before[n], mesh) for n in patiently(range(self.count), "links")], []
+        if [] in rows:
+            raise ValueError(
+                f"link {rows.index([])} cannot be cut once more for {dict(mesh)}: each of its dimensions is too short. "
+                "Use fewer ranks."
+            )
+        for first in rows[0]:
             best = {first: (0.0, [first])}
-            for n in range(1, self.count):
+            for n, row in enumerate(rows[1:], 1):
                 best = {
                     c: min(
                         (cost + self.between(a, c, mesh) + self.inside(n, c, mesh), [*way, c])
                         for a, (cost, way) in best.items()
                     )
-                    for c in self.choices(n, before[n], mesh)
+                    for c in row
                 }
             ways += [way for _, way in best.values()]
         return min(ways, key=lambda way: (self.cost(way, mesh), way))

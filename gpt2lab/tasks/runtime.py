@@ -72,19 +72,12 @@ def in_threads(work: Callable[[int], None], workers: int) -> None:
 
 
 @checked()
-def run_sequential(graph: TaskGraph, order: list[int] | None = None) -> list[Span]:
-    """One worker, in program order; or in another `order` of the tasks' numbers, which the edges must allow."""
-    recorder, done, count = Recorder(), 0, len(graph.tasks)
-    order = list(range(count)) if order is None else order
-    if sorted(order) != list(range(count)):
-        raise ValueError(f"{order} is no order of {count} tasks. Name each of 0 to {count - 1} once.")
+def run_sequential(graph: TaskGraph) -> list[Span]:
+    """One worker, in program order."""
+    recorder = Recorder()
     with one_thread():
-        for number in order:
-            if missing := [u for u in graph.before[number] if not done >> u & 1]:
-                name, first = graph.tasks[number].name, graph.tasks[missing[0]].name
-                raise ValueError(f"this order runs {name!r} before {first!r}, which it needs.")
-            recorder.finish(graph.tasks[number], 0)
-            done |= 1 << number
+        for task in graph.tasks:
+            recorder.finish(task, 0)
     return recorder.spans
 
 

@@ -92,25 +92,34 @@ class Scheduler:
             with self._lock:
                 self._busy -= 1
                 self._under_way[task.number] = result
-            args = (task, result, result.handle.join, "messages")
+            args = (task, result, result.handle.join, "messages", self._recorder)
             threading.Thread(target=self._arrive, args=args, daemon=True).start()
         elif isinstance(result, Pending):
-            self._arrive(task, result, result.handle.wait, f"worker {worker}")
+            self._arrive(task, result, result.handle.wait, f"worker {worker}", self._recorder)
         else:
             with self._lock:
                 self._finish(task)
 
-    def _arrive(self, task: Task, pending: Pending, wait: Callable, lane: str) -> None:
-        """Sleep until the message is done; then the task is over. Runs on a thread of its own, or blocks a worker."""
-        start = time.perf_counter()
+    def _arrive(self, task: Task, pending: Pending, wait: Callable, lane: str, recorder: Recorder) -> None:
+        """Sleep until the message is done; then the task is over. Runs on a thread of its own, or blocks a worker.
+
+        A message of a run that has failed, by its `recorder`, changes nothing in the next one.
+        """
+        start, now = time.perf_counter(), lambda: recorder is self._recorder
         try:
-            pending.arrived(wait())
+            result = wait()
+            if now():
+                pending.arrived(result)
         except BaseException as error:
             failed = TaskFailed(f"the message of task {task} failed: {type(error).__name__}: {error}")
             failed.__cause__ = error
-            return self._fail(failed)
-        self._recorder.note(task.name, task.kind, start, lane)
+            if now():
+                self._fail(failed)
+            return
+        recorder.note(task.name, task.kind, start, lane)
         with self._lock:
+            if not now():
+                return
             if self._announced is not None:
                 self._announced.withdraw()
                 self._announced = None

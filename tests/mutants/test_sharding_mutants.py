@@ -39,9 +39,9 @@ def noticed(found) -> bool:
 
 ON_RANKS = {
     "rows of a table counted from zero":
-        (interpret._here, "here = (index", "first = 0; here = (index", MEGATRON),
+        (interpret._here, "place = torch", "rows = rows - rows[0]; place = torch", MEGATRON),
     "a look-up of what is elsewhere gives row 0":
-        (interpret._here, "return here,", "return torch.ones_like(here),", MEGATRON),
+        (interpret._here, "rows[place] == index", "place == place", MEGATRON),
     "numbers made from their place start at zero":
         (Interpreter.call, "[box(node.shape, run.output, self.mesh, self.at)]",
          "[tuple(slice(s.stop - s.start) for s in box(node.shape, run.output, self.mesh, self.at))]",
