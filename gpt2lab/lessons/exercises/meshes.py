@@ -100,14 +100,12 @@ placement = Task(
 
 
 def _norm_on_a_rank(axis, answer, text: str, times: float) -> tuple:
-    from ...plan import Plan, build
-    from ...ranks.mesh import Mesh
-    from ...train import Trainer
+    from ..labs.instruments import trainer_by
 
-    plan = Plan.parse(text)
-    parallel = build(plan, CONFIG, Mesh(**plan.axes), torch.float64)
+    trainer = trainer_by(text)
+    parallel = trainer.parallel
     parallel.load(example_weights(CONFIG))
-    Trainer(parallel).gradients(example_batch(CONFIG, 7, 11))
+    trainer.gradients(example_batch(CONFIG, 7, 11))
     held = parallel.sync.pieces
     before = [piece.tensor.grad.mul_(times).clone() for piece in held]  # no other model has these gradients
     comm.clear_log()
