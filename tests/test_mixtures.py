@@ -181,6 +181,19 @@ def test_every_expert_has_a_place_and_none_two_on_a_rank():
     assert copies.dealt([60, 10, 10, 10, 10, 10, 5, 5], 4, 3) == [[0, 2, 1], [0, 3, 1], [0, 4, 6], [0, 5, 7]]
 
 
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        (([3, 4], 0, 1), "ranks = 0 does not fit dealt"),
+        (([3, 4], 2, 0), "room = 0 does not fit dealt"),
+        (([], 2, 1), r"load = \[\] does not fit dealt"),
+    ],
+)
+def test_experts_for_no_ranks_are_refused_in_a_sentence(given, words):
+    with pytest.raises(ValueError, match=words):
+        copies.dealt(*given)
+
+
 @pytest.mark.parametrize("room", [0, 2, 3, 4])
 def test_output_and_gradients_are_those_of_the_mixture_without_copies(pools, room):
     assert error(pools[4], room) < 1e-12

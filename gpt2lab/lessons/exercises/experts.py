@@ -212,13 +212,12 @@ def _counted(rank, world_size):
     from dataclasses import replace
 
     from ...experts.mixture import mixtures
-    from ...plan import Plan, build
     from ...reference import EXPERTS, example_batch
     from ...train import Trainer
+    from ..labs.instruments import built
 
     config = replace(EXPERTS, n_layer=2)
-    plan = Plan.parse(f"dp={world_size},ep={world_size}")
-    parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
+    parallel = built(f"dp={world_size},ep={world_size}", config)
     comm.clear_log()
     Trainer(parallel).gradients(example_batch(config, 7, 11))
     moved = sum(event.bytes for event in comm.log if event.axis == "ep")

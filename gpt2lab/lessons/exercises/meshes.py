@@ -2,8 +2,7 @@
 
 import itertools
 import math
-from functools import cache, partial
-from inspect import signature
+from functools import cache
 from types import MappingProxyType
 
 import numpy as np
@@ -100,14 +99,12 @@ placement = Task(
 
 
 def _norm_on_a_rank(axis, answer, text: str, times: float) -> tuple:
-    from ...plan import Plan, build
-    from ...ranks.mesh import Mesh
-    from ...train import Trainer
+    from ..labs.instruments import trainer_by
 
-    plan = Plan.parse(text)
-    parallel = build(plan, CONFIG, Mesh(**plan.axes), torch.float64)
+    trainer = trainer_by(text)
+    parallel = trainer.parallel
     parallel.load(example_weights(CONFIG))
-    Trainer(parallel).gradients(example_batch(CONFIG, 7, 11))
+    trainer.gradients(example_batch(CONFIG, 7, 11))
     held = parallel.sync.pieces
     before = [piece.tensor.grad.mul_(times).clone() for piece in held]  # no other model has these gradients
     comm.clear_log()
@@ -188,11 +185,11 @@ def _handed_out(rank: int, have, want, seed: int = 0) -> tuple:
 def _handed_on_a_rank(axis, answer, have, want, seed: int = 0) -> tuple:
     mine = _vector(have, seed)[slice(*have[axis.rank])].clone()
     with watched() as seen:
-        got = answer(mine, have, want, axis)
+        got = unaided(answer, __name__, "gpt2lab.lessons.labs")(mine, have, want, axis)
     return got, mine, len(seen.sent) - len(seen.asked), seen.unwaited, sent()
 
 
-handed_out = ranked(
+messages = ranked(
     (
         "its stretch",
         "what it had",
@@ -211,28 +208,4 @@ handed_out = ranked(
     drawn=lambda chance: (*_stretches(chance), chance.randrange(1000)),
     count=3,
 )
-
-
-def messages(answer) -> None:
-    """Exercise: stretches of a vector pass to the ranks that want them, each number once and only where it lacks.
-
-    It was once asked for as a list of messages (from, to, start, stop), which is then sent on the live ranks.
-    """
-    own = unaided(answer, __name__, "gpt2lab.lessons.labs")
-    handed_out(own if len(signature(answer).parameters) > 2 else partial(_listed, own))
-
-
-def _listed(answer, mine, have, want, axis) -> torch.Tensor:
-    begin, (first, last) = have[axis.rank][0], want[axis.rank]
-    found = mine.new_full((max(stop for _, stop in have),), math.nan)
-    found[begin : begin + len(mine)] = mine
-    listed = [tuple(map(int, one)) for one in answer(have, want)]
-    going = [
-        comm.isend(mine[i - begin : j - begin], axis, to) for rank, to, i, j in listed if rank == axis.rank
-    ]
-    for source, to, i, j in listed:
-        if to == axis.rank:
-            found[i:j] = comm.irecv(mine.new_empty(j - i), axis, source).wait()
-    for handle in going:
-        handle.wait()
-    return found[first:last]
+"""Exercise: stretches of a vector pass to the ranks that want them, each number once and only where it lacks."""

@@ -3,17 +3,11 @@
 import math
 from numbers import Integral
 
-from ...model import GPT2, GPT2Config
-from ...parallel.accumulate import Alone
-from ...parallel.pipeline.engine import Pipeline
 from ...ranks import comm
-from ...ranks.mesh import Mesh
-from ...reference import example_batch, serial_gradients
 from ...schedules import Cost, Op, Schedule, ScheduleError, best_slices, make, simulate
 from ...schedules import check as check_schedule
 from ...schedules.terapipe import latency
-from ..labs.instruments import apart
-from ..labs.schedules import summed
+from ..labs.schedules import live as trained
 from . import close, live, returned, scored, sentences
 from .differences import listed
 from .engine import Task, by_chance, called
@@ -269,20 +263,11 @@ def design(answer) -> str:
     assert all(schedule.orders), "a rank has no operations"
     _must_be_right(schedule, f"{RANKS} ranks, {MICROS} micro-batches", MEMORY)
     score = scored(float(simulate(schedule, COST).makespan), "units of time", bar=40, best=39)
-    for rank, (error, held) in enumerate(live(_trained, schedule, ranks=RANKS, what="your schedule, live")):
+    for rank, (one,) in enumerate(live(trained, [schedule], ranks=RANKS, what="your schedule, live")):
+        held, *_, error, _ = one
         assert error < 1e-10, f"on live ranks a gradient of rank {rank} is off by {error:.1e}"
         assert held <= MEMORY, f"live rank {rank} held {held} activations; the limit is {MEMORY}"
     return score
-
-
-def _trained(rank: int, world_size: int, schedule: Schedule) -> tuple[float, int]:
-    """The largest relative error of a gradient of this rank against the serial one, and the most it held."""
-    config = GPT2Config(vocab_size=37, n_positions=8, n_layer=RANKS, n_head=2, n_embd=8)
-    batch, model = example_batch(config, MICROS, 8), GPT2(config).double()
-    engine = Pipeline(model, Mesh(pp=world_size), schedule)
-    engine.run(batch.micro(MICROS), None, Alone())
-    _, serial, _ = serial_gradients(GPT2(config).double(), batch)
-    return apart(summed(model, engine), serial), float(max(engine.held))
 
 
 def _must_be_whole(schedule: Schedule) -> None:

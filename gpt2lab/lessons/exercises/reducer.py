@@ -5,25 +5,29 @@ import math
 from functools import partial
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ...model import GPT2
 from ...ranks import comm
 from ...reference import CONFIG, example_batch, serial_gradients
 from .engine import Task
 from .ranked import ranked
-from .watching import Held
 
 
 class Line:
     """A link that remembers how many elements it was asked to carry at a time; sums arrive when waited for."""
 
     def __init__(self):
-        self.messages, self.waited, self.held = [], 0, Held()
+        self.messages, self.waited, self.held = [], 0, set()
 
     def all_reduce(self, flat):
         """Start summing a flat tensor with that of another rank, which holds 1, 2, 3, ... in it."""
         self.messages.append(len(flat))
         return Sum(self, flat)
+
+    def hold(self, tensor):
+        """Look later whether the memory of a tensor is in use still."""
+        self.held.add(StorageWeakRef(tensor.untyped_storage()))
 
 
 class Sum:
@@ -39,7 +43,7 @@ class Sum:
             "the numbers that all_reduce was given are changed before wait(): they are still on their way"
         )
         total = self.flat + torch.arange(1.0, len(self.flat) + 1, dtype=self.flat.dtype)
-        self.line.held.add(total)
+        self.line.hold(total)
         return total
 
 
@@ -73,10 +77,10 @@ def _on_a_line(answer) -> dict:
     line, sizes = Line(), [math.prod(shape) for shape in SHAPES.values()]
     work, found, held = answer(line.all_reduce, FULL), {}, []
     for step, names in STEPS.items():
-        line.messages, line.waited, line.held = [], 0, Held()
+        line.messages, line.waited, line.held = [], 0, set()
         held.append(line.held)
         for number, name in enumerate(names, 1):
-            line.held.add(gradient := _gradient(name))
+            line.hold(gradient := _gradient(name))
             work.ready(name, gradient)
             found[f"messages after gradients of {sizes[:number]} elements{step}"] = [*line.messages]
         found[f"waits while backward runs{step}"] = line.waited
@@ -89,7 +93,11 @@ def _on_a_line(answer) -> dict:
         found[f"what finish() returns{step}"] = sums and {name: total.clone() for name, total in sums.items()}
         del sums
     gc.collect()  # what a class holds that was made in a call stays until then
-    return found | {"gradients and sums of the first step that are in memory still": len(held[0].alive())}
+    return found | {
+        "gradients and sums of the first step that are in memory still": sum(
+            not memory.expired() for memory in held[0]
+        )
+    }
 
 
 def _leaves() -> dict:

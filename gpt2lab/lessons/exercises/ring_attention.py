@@ -3,11 +3,12 @@
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from ...machine.memory import Alive
 from ...ranks import comm
 from ...ranks.mesh import Mesh
 from . import close, closed, live, returned
 from .differences import named, randoms
-from .watching import Held, received
+from .watching import received
 
 
 def ring_backward(answer) -> None:
@@ -71,7 +72,7 @@ def _backward_on_a_rank(rank, world_size, answer):
     mine = [x[t * rank :][:t].clone() for x in (q, k, v, out, lse, grad)]
     before, counter, computed = [x.clone() for x in mine], FlopCounterMode(display=False), {}
     marks = [{x[t * r, 0].item() for x in (k, v)} for r in range(rank)]  # of blocks that this rank needs
-    blocks, held = [Held() for _ in marks], [0]
+    blocks, held = [Alive() for _ in marks], [0]
 
     def note(message):
         """Of each block that comes: the flops so far, and how many are in memory with it."""
@@ -79,8 +80,8 @@ def _backward_on_a_rank(rank, world_size, answer):
         for other in range(rank):
             if marks[other] & numbers:
                 computed.setdefault(other, counter.get_total_flops())
-                blocks[other].add(message)
-        held.append(sum(bool(block.alive()) for block in blocks))
+                blocks[other].watch(message)
+        held.append(sum(block.bytes() > 0 for block in blocks))
 
     comm.clear_log()
     with counter, received(note), closed("torch.autograd", "torch._functorch", "gpt2lab.parallel"):

@@ -8,8 +8,8 @@ from functools import wraps
 from unittest.mock import patch
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
+from ...machine.memory import Alive
 from ...ranks import comm
 
 
@@ -36,33 +36,13 @@ def no_gradient(y, x) -> bool:
 
 
 @dataclass
-class Held:
-    """The memory behind some tensors that is still in use, whoever uses it; `most` is the most bytes at any time."""
-
-    given: list = field(default_factory=list)  # (weak reference to memory, bytes)
-    most: int = 0
-
-    def add(self, tensor: torch.Tensor) -> None:
-        """Watch the memory of one more tensor."""
-        memory = tensor.untyped_storage()
-        self.given.append((StorageWeakRef(memory), memory.nbytes()))
-        del memory
-        self.most = max(self.most, sum(self.alive().values()))
-
-    def alive(self) -> dict[int, int]:
-        """Bytes of each piece of memory that is in use now. Views keep their whole memory in use, copies do not."""
-        self.given = [(memory, size) for memory, size in self.given if not memory.expired()]
-        return {memory.cdata: size for memory, size in self.given}
-
-
-@dataclass
 class Seen:
     """What one rank did with messages: payloads by target, sources it asked, sends that nobody waited for, memory."""
 
     sent: list = field(default_factory=list)  # (position of the target, copy of what was sent)
     asked: list = field(default_factory=list)  # positions of sources
     unwaited: int = 0
-    held: Held = field(default_factory=Held)  # what came in messages
+    held: Alive = field(default_factory=Alive)  # what came in messages
 
 
 @contextmanager
@@ -79,7 +59,7 @@ def watched():
         seen.asked.append(source % axis.size)
         return irecv(like, axis, source)
 
-    with patch.object(comm, "isend", started), patch.object(comm, "irecv", posted), received(seen.held.add):
+    with patch.object(comm, "isend", started), patch.object(comm, "irecv", posted), received(seen.held.watch):
         yield seen
     seen.unwaited = sum(handle.waits_for() != "nobody" for handle in going)
 
@@ -93,14 +73,6 @@ def unread(seen: list[Seen]) -> list[tuple[int, int, int]]:
             if left > 0:
                 found.append((source, target, left))
     return found
-
-
-def louder(factor: float = 2.0):
-    """Whatever this rank receives in a message in the block is `factor` times what was sent.
-
-    An answer that uses what it hears must then give something else: one that does not has ignored it.
-    """
-    return received(lambda message: message.mul_(factor))
 
 
 @contextmanager
@@ -151,12 +123,12 @@ class Watched(list):
         graphs = lambda: [t for t in gc.get_objects() if type(t) is torch.Tensor and t.requires_grad]
         with watched() as seen:
             for entry in super().__iter__():
-                with louder() if entry in self.loud else nullcontext():
+                with received(lambda message: message.mul_(2)) if entry in self.loud else nullcontext():
                     yield entry
                 assert entry[0] == "B" or any(t.grad_fn for t in graphs()), (
                     "after F no graph is kept for B, which would compute forward again: F puts (x, y) into s.kept"
                 )
-            assert self.loud or not (seen.held.alive() or graphs()), (
+            assert self.loud or not (seen.held.bytes() or graphs()), (
                 "B takes its pair out of s.kept, but what came is in memory: is there a second list that keeps it?"
             )
 

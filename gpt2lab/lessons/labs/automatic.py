@@ -1,7 +1,6 @@
 """Lesson 17's problem, its five plans, and plans timed on live ranks over a paced network."""
 
 import math
-import time
 
 from ...machine.links import Link, Network
 from ...model import GPT2Config
@@ -12,6 +11,7 @@ from ...ranks import comm, paced
 from ...reference import example_batch, example_weights
 from ...sharding.run_staged import StageRunner
 from ...sharding.staged import Staged
+from .instruments import bytes_sent, seconds_of
 
 MODEL = GPT2Config(vocab_size=1000, n_positions=64, n_layer=4, n_head=4, n_embd=256)
 """The model of the searches: four clusters of about equal work."""
@@ -78,15 +78,11 @@ def run_plans(
     weights, found = example_weights(LIVE), {}
     for name, staged in plans.items():
         idle = world_size - sum(len(stage.ranks) for stage in staged.stages)
-        runner, best = StageRunner(staged, idle), math.inf
-        for _ in range(turns):
-            comm.clear_log()
-            comm.barrier(runner.world)
-            begin = time.perf_counter()
-            with paced.use(LIVE_NETWORK):
-                results = runner.step(weights, batches)
-            best = min(best, time.perf_counter() - begin)
-            sent = sum(event.bytes for event in comm.log if event.op != "barrier")
+        runner, results = StageRunner(staged, idle), {}
+        step = lambda runner=runner, results=results: results.update(runner.step(weights, batches))
+        ready = lambda runner=runner: (comm.barrier(runner.world), comm.clear_log())
+        with paced.use(LIVE_NETWORK):
+            best = min(seconds_of(step, turns, 0, ready))
         loss = results["loss"].item() if "loss" in results else None
-        found[name] = best, loss, sent, sent == staged.cost(rank, micros)[0]
+        found[name] = best, loss, bytes_sent(), bytes_sent() == staged.cost(rank, micros)[0]
     return found

@@ -13,6 +13,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ...experts.mixture import Mixture
 from ...experts.rows import Dispatch
+from ...machine.arguments import checked
 from ...model import GPT2, GPT2Config
 from ...parallel.expert import SpreadExperts, apply_expert, check
 from ...plan import Plan
@@ -21,6 +22,7 @@ from ...ranks.mesh import Axis, Mesh
 from .instruments import bytes_sent
 
 
+@checked(load=0, ranks=1, room=1)
 def dealt(load: list[int], ranks: int, room: int) -> list[list[int]]:
     """The experts of each rank, of which it has room for so many, by the rows of each expert. Raises ValueError."""
     count = len(load)

@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import torch
 
+from ...benchmarks import race
 from ...machine.timing import alone, trials
 from ...model import GPT2Config
 from ...plan import Parallel, Plan, build
@@ -44,6 +45,12 @@ def begin(axis: Axis) -> None:
 def seconds_of(call: Callable, count: int, warmup: int = 1, ready: Callable = lambda: None) -> list[float]:
     """Seconds of each of `count` calls after some that do not count; `ready()` comes before each."""
     return list(alone(trials(call, count, warmup, ready)).trials)
+
+
+def least_seconds(ways: list[Callable], rounds: int) -> list[float]:
+    """The least seconds of each of some ways, which take turns."""
+    spans, _ = race.turns(race.Contest(dict(enumerate(ways))), rounds, 0)
+    return [min(end - start for start, end in of_one) for of_one in spans.values()]
 
 
 def bytes_sent() -> int:

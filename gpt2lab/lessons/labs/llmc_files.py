@@ -4,10 +4,12 @@ Both begin with 256 int32 whose first two are a magic number and a version; floa
 the layers of each kind stacked. The vocabulary is padded to a multiple of 128 in the weights, never in the logits.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from ...machine.arguments import checked
 from ...model import GPT2, GPT2Config
@@ -46,33 +48,23 @@ def write_weights(model: GPT2, path: Path) -> None:
         raise ValueError(
             f"llm.c's file has one MLP a layer, no {c.experts.experts} experts. Write a dense model."
         )
-    sizes = (c.n_positions, c.vocab_size, c.n_layer, c.n_head, c.n_embd, padded_vocabulary(c.vocab_size))
+    vocabulary = padded_vocabulary(c.vocab_size)
+    weights = dict(model.named_parameters())
+    weights["wte.weight"] = F.pad(model.wte.weight, (0, 0, 0, vocabulary - c.vocab_size))
     with open(path, "wb") as file:
-        _header(*WEIGHTS, *sizes).tofile(file)
-        for name, ours in file_layout(c):
-            for p in ours:
-                _floats(model.get_parameter(p)).tofile(file)
-            if name == "wte.weight":
-                np.zeros(((padded_vocabulary(c.vocab_size) - c.vocab_size), c.n_embd), np.float32).tofile(
-                    file
-                )
+        _header(*WEIGHTS, c.n_positions, c.vocab_size, c.n_layer, c.n_head, c.n_embd, vocabulary).tofile(file)
+        for name in _in_order(c):
+            _floats(weights[name]).tofile(file)
 
 
 def read_weights(path: Path) -> GPT2:
     """The model of such a file. Raises ValueError for a foreign magic, another version or a wrong length."""
     header = _read_header(path, *WEIGHTS, "weights")
     positions, vocab, layers, heads, width, stored = map(int, header[2:8])
-    config = GPT2Config(vocab, positions, layers, heads, width)
-    model = GPT2(config)
-    wanted = config.parameters + (stored - vocab) * width
-    data = _read_floats(path, 4 * HEADER, wanted)
-    with torch.no_grad():
-        for name, ours in file_layout(config):
-            for p in ours:
-                values, data = np.split(data, [model.get_parameter(p).numel()])
-                model.get_parameter(p).copy_(torch.from_numpy(values).view_as(model.get_parameter(p)))
-            if name == "wte.weight":
-                data = data[(stored - vocab) * width :]
+    model = GPT2(GPT2Config(vocab, positions, layers, heads, width))
+    wider = GPT2(replace(model.config, vocab_size=stored))
+    found = _named(_read_floats(path, 4 * HEADER, wider.config.parameters), wider)
+    model.load_state_dict(found | {"wte.weight": found["wte.weight"][:vocab]})
     return model
 
 
@@ -82,27 +74,31 @@ def write_debug(path: Path, config: GPT2Config, tokens, targets, logits, loss: f
         _header(*DEBUG, *tokens.shape).tofile(file)
         for ints in (tokens, targets):
             ints.numpy().astype(np.int32).tofile(file)
-        _floats(logits).tofile(file)
-        np.float32(loss).tofile(file)
-        for _, ours in file_layout(config):
-            for p in ours:
-                _floats(grads[p]).tofile(file)
+        for floats in (logits, torch.tensor(loss), *(grads[name] for name in _in_order(config))):
+            _floats(floats).tofile(file)
 
 
 def read_debug(path: Path, config: GPT2Config) -> tuple:
     """(tokens, targets, logits, loss, gradients by name) of such a file for a model of this configuration."""
     rows, length = map(int, _read_header(path, *DEBUG, "debug state")[2:4])
-    count, shapes = rows * length, {n: p.shape for n, p in GPT2(config).named_parameters()}
+    count = rows * length
     ints = np.fromfile(path, np.int32, 2 * count, offset=4 * HEADER).reshape(2, rows, length)
     data = _read_floats(path, 4 * (HEADER + 2 * count), count * config.vocab_size + 1 + config.parameters)
-    logits, loss, data = np.split(data, [count * config.vocab_size, count * config.vocab_size + 1])
-    grads = {}
-    for _, ours in file_layout(config):
-        for p in ours:
-            values, data = np.split(data, [shapes[p].numel()])
-            grads[p] = torch.from_numpy(values).view(shapes[p])
+    logits, loss, data = data.split([count * config.vocab_size, 1, config.parameters])
     tokens, targets = torch.from_numpy(ints).long()
-    return tokens, targets, torch.from_numpy(logits).view(rows, length, -1), loss.item(), grads
+    return tokens, targets, logits.view(rows, length, -1), loss.item(), _named(data, GPT2(config))
+
+
+def _named(floats: torch.Tensor, model: GPT2) -> dict[str, torch.Tensor]:
+    """What a file holds for each parameter of a model, by name."""
+    ours = {name: model.get_parameter(name) for name in _in_order(model.config)}
+    parts = floats.split([p.numel() for p in ours.values()])
+    return {name: x.view_as(p) for (name, p), x in zip(ours.items(), parts, strict=True)}
+
+
+def _in_order(config: GPT2Config) -> list[str]:
+    """The names of our parameters in the order of the file."""
+    return [name for _, ours in file_layout(config) for name in ours]
 
 
 def _header(*values: int) -> np.ndarray:
@@ -125,10 +121,10 @@ def _read_header(path: Path, magic: int, version: int, what: str) -> np.ndarray:
     return header
 
 
-def _read_floats(path: Path, offset: int, count: int) -> np.ndarray:
+def _read_floats(path: Path, offset: int, count: int) -> torch.Tensor:
     size, wanted = Path(path).stat().st_size, offset + 4 * count
     if size != wanted:
         raise ValueError(
             f"{path} has {size} bytes, but its header asks for {wanted}: it is cut off or foreign."
         )
-    return np.fromfile(path, np.float32, count, offset=offset)
+    return torch.from_numpy(np.fromfile(path, np.float32, count, offset=offset))

@@ -1,7 +1,7 @@
 """Programs of lesson 15: strategies applied in another order, five planted bugs, timed steps."""
 
 import math
-import time
+from functools import partial
 from unittest.mock import patch
 
 import torch
@@ -17,7 +17,7 @@ from ...ranks import comm, paced
 from ...ranks.mesh import Mesh
 from ...reference import example_batch
 from ...train import Trainer
-from .instruments import trainer_by
+from .instruments import least_seconds, trainer_by
 
 MODEL = GPT2Config(vocab_size=512, n_positions=128, n_layer=4, n_head=4, n_embd=64)
 """The proportions of GPT-2 124M on 8,192 tokens, only smaller."""
@@ -32,14 +32,13 @@ def timed(rank: int, world_size: int, text: str, links=(None,), threads: int = 1
     """Seconds of a step on each of these links (None: free), the faster of two, and the loss of the last one."""
     torch.set_num_threads(threads)
     trainer, batch = trainer_of(text, rows)
-    trainer.step(batch)  # warm up
-    best = dict.fromkeys(range(len(links)), math.inf)
-    for place in (*best, *best):
-        with paced.use(links[place]):
-            start = time.perf_counter()
-            loss = trainer.step(batch).loss
-            best[place] = min(best[place], time.perf_counter() - start)
-    return list(best.values()), loss
+    losses = [trainer.step(batch).loss]  # warm up
+
+    def step(link):
+        with paced.use(link):
+            losses.append(trainer.step(batch).loss)
+
+    return least_seconds([partial(step, link) for link in links], 2), losses[-1]
 
 
 def planted(rank: int, world_size: int, bug, job, *args):

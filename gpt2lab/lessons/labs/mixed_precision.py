@@ -6,11 +6,11 @@ Micikevicius et al. 2018, "Mixed precision training": weights in 16 bits for com
 import torch
 
 from ...model import GPT2Config
-from ...plan import Plan, build
+from ...plan import Plan
 from ...planner.memory import memory
-from ...ranks.mesh import Mesh
 from ...reference import CONFIG, example_batch, example_weights
-from ...train import Recipe, Trainer
+from ...train import Recipe
+from .instruments import trainer_by
 
 RECIPE = Recipe("adamw", lr=2e-4, weight_decay=0.0, clip=None)
 
@@ -20,11 +20,11 @@ def train(rank: int, world_size: int, text: str, dtype: torch.dtype, steps: int 
 
     `zero` keeps float32 master weights where `dtype` is narrower; a plan without it updates the narrow weights.
     """
-    plan, batch = Plan.parse(text), example_batch(CONFIG, 8, 11)
-    parallel = build(plan, CONFIG, Mesh(dp=plan.dp), dtype)
+    trainer, batch = trainer_by(text, CONFIG, RECIPE, dtype), example_batch(CONFIG, 8, 11)
+    parallel = trainer.parallel
     parallel.load(example_weights(CONFIG))
     weights = lambda: torch.cat([p.detach().flatten() for p in parallel.model.parameters()])
-    trainer, before = Trainer(parallel, RECIPE), weights()
+    before = weights()
     losses = [trainer.step(batch).loss for _ in range(steps)]
     return losses, (weights() != before).double().mean().item()
 

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from unittest.mock import patch
 
@@ -20,7 +21,7 @@ from ...ranks import comm, paced
 from ...ranks.mesh import Mesh
 from ...reference import example_batch
 from ...train import Trainer
-from .instruments import bytes_sent
+from .instruments import bytes_sent, least_seconds
 
 
 def block_functions(block, config: GPT2Config, groups: int = 1) -> dict[str, Callable]:
@@ -184,11 +185,5 @@ def steps_with_cuts(
         with patch.object(stages, "cut_layers", lambda *_, cut=cut: cut):
             trainers.append(Trainer(build(plan, config, Mesh(**plan.axes))))
         losses.append(trainers[-1].step(batch).loss)
-    best = [math.inf] * len(cuts)
     with paced.use(links) if links else nullcontext():
-        for turn in range(6 * len(cuts)):
-            i = turn % len(cuts)
-            start = time.perf_counter()
-            trainers[i].step(batch)
-            best[i] = min(best[i], time.perf_counter() - start)
-    return best, losses
+        return least_seconds([partial(one.step, batch) for one in trainers], 6), losses

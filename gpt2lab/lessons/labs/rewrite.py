@@ -47,50 +47,41 @@ def rewrite(graph: tuple[GraphOp, ...]) -> tuple[GraphOp, ...]:
     return tuple(new)
 
 
-def adamw(w, g, m, v, t: int, lr: float, decay: float, betas=(0.9, 0.999), eps: float = 1e-8) -> None:
-    """Step t (from 1) of AdamW on flat weights, in place, with moments m and v: element by element, so on any shard."""
-    m.lerp_(g, 1 - betas[0])
-    v.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
-    w.mul_(1 - lr * decay)
-    w.sub_(lr * (m / (1 - betas[0] ** t)) / ((v / (1 - betas[1] ** t)).sqrt() + eps))
-
-
 class Update:
-    """A graph at work on one rank: whole flat weights (P,), and moments as long as what this rank updates."""
+    """A graph at work on one rank: whole flat weights (P,), and torch's AdamW of those that this rank updates."""
 
-    def __init__(self, graph: tuple[GraphOp, ...], weights: torch.Tensor, axis: Axis):
-        self.graph, self.weights, self.axis, self.t = graph, weights, axis, 0
-        self.sizes = traffic.split_sizes(len(weights), axis.size)
+    def __init__(
+        self, graph: tuple[GraphOp, ...], weights: torch.Tensor, axis: Axis, lr: float, decay: float
+    ):
+        sizes = traffic.split_sizes(len(weights), axis.size)
         whole = any(op.kind == "update" and not op.input.startswith("shard") for op in graph)
-        first = 0 if whole else sum(self.sizes[: axis.rank])
-        self.here = slice(first, first + (len(weights) if whole else self.sizes[axis.rank]))
-        self.moments = torch.zeros_like(weights[self.here]), torch.zeros_like(weights[self.here])
+        self.graph, self.weights = graph, weights
+        self.mine = (weights if whole else weights.split(sizes)[axis.rank]).clone()
+        self.adam = torch.optim.AdamW([self.mine], lr=lr, weight_decay=decay)
+        self.calls = {
+            "all-reduce": lambda x: comm.all_reduce(x, axis),
+            "reduce-scatter": lambda x: comm.reduce_scatter(x, axis),
+            "all-gather": lambda x: comm.all_gather(x, axis, 0, sizes),
+            "update": self.update,
+        }
 
-    def step(self, gradient: torch.Tensor, lr: float, decay: float) -> None:
+    def step(self, gradient: torch.Tensor) -> None:
         """Run the graph: `gradient` (P,) is that of this rank's rows, and the weights become the new ones."""
-        self.t += 1
         values = {"gradient": gradient}
         for op in self.graph:
-            values[op.output] = getattr(self, op.kind.replace("-", "_"))(values[op.input], lr, decay)
+            values[op.output] = self.calls[op.kind](values[op.input])
         self.weights = values["new weights"]
 
-    def all_reduce(self, x, *_):
-        """The sum, everywhere."""
-        return comm.all_reduce(x, self.axis)
-
-    def reduce_scatter(self, x, *_):
-        """The sum, of which this rank keeps its shard."""
-        return comm.reduce_scatter(x, self.axis)
-
-    def all_gather(self, x, *_):
-        """Everybody's shards, joined."""
-        return comm.all_gather(x, self.axis, 0, self.sizes)
-
-    def update(self, gradient, lr, decay):
+    def update(self, gradient: torch.Tensor) -> torch.Tensor:
         """The new weights, where there is a gradient for them."""
-        mine = self.weights[self.here].clone()
-        adamw(mine, gradient, *self.moments, self.t, lr, decay)
-        return mine
+        self.mine.grad = gradient
+        self.adam.step()
+        return self.mine
+
+    @property
+    def moments(self) -> int:
+        """Bytes of the moments, which are as long as what this rank updates."""
+        return sum(m.nbytes for m in self.adam.state[self.mine].values() if m.dim())
 
 
 @dataclass(frozen=True)
@@ -119,11 +110,11 @@ def account(graph: tuple[GraphOp, ...], elements: int, ranks: int, rank: int, el
 
 def twenty_updates(rank: int, world_size: int, graph: tuple[GraphOp, ...], decay: float):
     """The weights after twenty updates of 1003 by a graph, bytes that the last one sent, and bytes of moments."""
-    update = Update(graph, torch.linspace(-1, 1, 1003), Mesh(dp=world_size)["dp"])
+    update = Update(graph, torch.linspace(-1, 1, 1003), Mesh(dp=world_size)["dp"], 1e-2, decay)
     for gradient in torch.randn(20, 1003, generator=torch.Generator().manual_seed(rank)):
         comm.clear_log()
-        update.step(gradient, 1e-2, decay)
-    return update.weights, bytes_sent(), sum(m.nbytes for m in update.moments)
+        update.step(gradient)
+    return update.weights, bytes_sent(), update.moments
 
 
 def before_and_after(ranks) -> tuple[list[str], dict[str, list[Row]]]:

@@ -12,13 +12,13 @@ import time
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
-from ...corpus.batches import IGNORED, Batch
+from ...corpus.batches import Batch
 from ...model import GPT2, GPT2Config
 from ...ranks import comm
 from ...ranks.mesh import Mesh
 from .instruments import in_float64
+from .local_sgd import flat
 
 
 class WorkerEvent(NamedTuple):
@@ -66,10 +66,7 @@ def arrivals(seconds: list[float], steps: int, bound: int | None, seed: int = 0)
 def rows_gradient(model: GPT2, weights: torch.Tensor, batch: Batch) -> torch.Tensor:
     """The gradient (P,) of the summed loss of some rows over the global number of target tokens, at flat weights."""
     torch.nn.utils.vector_to_parameters(weights.clone(), model.parameters())
-    logits = model(batch.tokens).flatten(0, 1)
-    loss = (
-        F.cross_entropy(logits, batch.targets.flatten(), ignore_index=IGNORED, reduction="sum") / batch.total
-    )
+    loss = model.loss(model(batch.tokens), batch.targets) / batch.total
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
 
 
@@ -91,7 +88,7 @@ def serve(
     """
     world, model = Mesh(dp=world_size)["dp"], GPT2(config).double()
     comm.clear_log()
-    weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    weights = flat(model)
     comm.barrier(world)
     if rank < servers:
         mine = weights.tensor_split(servers)[rank].clone()
@@ -136,7 +133,7 @@ def replay(config: GPT2Config, batches: list[Batch], log: list[Applied], workers
     They start as those of `model` (default: a new one).
     """
     model = model or GPT2(config).double()
-    versions = [torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()]
+    versions = [flat(model)]
     for worker, clock, read, _ in log:
         rows = batches[clock].rows(worker, workers)
         versions.append(versions[-1] - lr * rows_gradient(model, versions[read], rows))

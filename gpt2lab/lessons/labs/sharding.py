@@ -2,6 +2,7 @@
 
 import torch
 
+from ...emulate import torchs_optimizer
 from ...reference import example_batch, example_weights, serial_gradients, serial_model
 
 MLP = {
@@ -34,11 +35,7 @@ def adamw_step(config, rows: int, length: int, recipe) -> tuple[dict, dict]:
     loss, _, norm = serial_gradients(model, batch)
     named = dict(model.named_parameters())
     torch.nn.utils.clip_grad_norm_(named.values(), recipe.clip)
-    groups = [
-        {"params": [p for p in named.values() if (p.dim() >= 2) == bool(decay)], "weight_decay": decay}
-        for decay in (recipe.weight_decay, 0.0)
-    ]
-    adamw = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps)
+    adamw = torchs_optimizer(list(named.values()), recipe)
     adamw.step()
     scalars = {"total": torch.tensor(float(batch.total)).double(), "step": torch.ones(()).double()}
     given = {**weights, "tokens": batch.tokens, "targets": batch.targets, **scalars}
