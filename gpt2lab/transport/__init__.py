@@ -5,8 +5,8 @@
     dist.init_process_group("shm", ...)        # DDP, FSDP2, DTensor and pipelining run over it unchanged
 
 Read in this order: `semaphores` (how ranks wait), `memory` (what is shared), `stream` (one writer, some readers, a few
-slots), `moves` (every collective in a few lines on streams), `engine` (runs them and reports faults), `kinds` and
-`work` (a call's kind as a number, its handle), `group` (what torch.distributed calls).
+slots), `moves` (every collective in a few lines on streams), `engine` (runs them and reports faults), `kinds` (a call's
+kind as a number), `group` (what torch.distributed calls).
 """
 
 import os
