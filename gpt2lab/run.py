@@ -11,7 +11,7 @@ import torch
 
 from .corpus.batches import Batches
 from .corpus.shards import Shard, shakespeare
-from .experts.mixture import ROUTERS, Experts
+from .experts.mixture import OWN_K, ROUTERS, Experts
 from .machine import fast, gpus, speed, timing
 from .machine.words import flag
 from .model import PRESETS, GPT2Config
@@ -24,7 +24,6 @@ from .storage.reading import digest
 from .train import LLMC, Recipe, Trainer
 
 STOP = "stop"
-OWN_K = {"switch": 1, "gshard": 2}  # experts a token, by router
 RECIPES, DEVICES, OPTIMIZERS = ("lab", "llmc"), ("auto", "cpu", "cuda"), ("adamw", "muon")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
