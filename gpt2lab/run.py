@@ -123,8 +123,12 @@ class Options:
 
     def check(self) -> None:
         """Raise ValueError, before any process starts, where these options cannot run."""
-        for f in (f for f in fields(self) if f.type in (int, float)):
-            value, least, most = getattr(self, f.name), f.metadata["least"], f.metadata["most"]
+        for f in fields(self):
+            value, (_, least, most, choices) = getattr(self, f.name), f.metadata.values()
+            if choices and value not in choices:
+                raise ValueError(f"{flag(f.name)} {value!r} is unknown. Use {', '.join(choices)}.")
+            if f.type not in (int, float):
+                continue
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{flag(f.name)} {value} is no finite number. Use another.")
             if not least <= value <= most:
