@@ -45,6 +45,3 @@ class Accumulate(Engine):
     def evaluate(self, micros) -> torch.Tensor:
         """This rank's part of the loss, forward only; call it without gradients."""
         return sum(micro_loss(self.model, micro, None).double() for micro in micros)
-
-    def tie(self, pieces, mesh) -> None:
-        """One stage holds both ends of the tied embedding: nothing to sum."""

@@ -25,8 +25,7 @@ class Engine(ABC):
     def evaluate(self, micros) -> torch.Tensor:
         """This rank's part of the loss, forward only; call it without gradients."""
 
-    @abstractmethod
-    def tie(self, pieces: list[Piece], mesh: Mesh) -> None:
+    def tie(self, pieces: list[Piece], mesh: Mesh) -> None:  # noqa: B027 - where one stage holds all, none is tied
         """Sum the gradients of parameters that another stage holds too, such as the tied embedding."""
 
 
@@ -52,9 +51,9 @@ class GradientSync(ABC):
     def whole(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Values that belong to the pieces (weights, gradients, moments), whole over the data axis, by name."""
 
-    @abstractmethod
     def weight_memory(self) -> list[torch.Tensor]:
-        """The tensors that hold what the optimizer steps on this rank (the model's own parameters apart)."""
+        """The tensors that hold what the optimizer steps on this rank."""
+        return [p.tensor for p in self.pieces]
 
     @abstractmethod
     def gradient_memory(self) -> list[torch.Tensor]:

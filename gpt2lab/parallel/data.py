@@ -6,6 +6,8 @@ All equal the serial run, and none divides: the loss was divided by the global n
 Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
 """
 
+from functools import cached_property
+
 import torch
 
 from ..ranks import comm
@@ -22,7 +24,12 @@ class Replicas(GradientSync):
 
     def __init__(self, model, axis: Axis, experts: Axis | None = None):
         self.axis, self.experts = axis, experts or axis
-        self.pieces = [Piece(n, p, spec.of(p), p.dim() >= 2) for n, p in model.named_parameters()]
+        self.unsharded = [Piece(n, p, spec.of(p), p.dim() >= 2) for n, p in model.named_parameters()]
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """What this rank's optimizer steps: all of the model here."""
+        return self.unsharded
 
     def axis_of(self, p: torch.Tensor) -> Axis:
         """The axis along which the gradient of a parameter is summed."""
@@ -33,13 +40,9 @@ class Replicas(GradientSync):
         for p in self.pieces:
             gradient(p.tensor)
 
-    def weight_memory(self) -> list[torch.Tensor]:
-        """The model's own parameters."""
-        return [p.tensor for p in self.pieces]
-
     def gradient_memory(self) -> list[torch.Tensor]:
-        """The gradients that are there."""
-        return [p.tensor.grad for p in self.pieces if p.tensor.grad is not None]
+        """The gradients that are there, of the model's parameters and of the pieces."""
+        return [p.tensor.grad for p in (*self.unsharded, *self.pieces) if p.tensor.grad is not None]
 
     def whole(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         """The values themselves, by name."""
