@@ -16,7 +16,7 @@ def micro_loss(model, micro, key) -> torch.Tensor:
 
 
 class Alone:
-    """In place of a GradientSync where an engine runs without replicas."""
+    """In place of `data.Replicas` where an engine runs without replicas."""
 
     def last_micro(self) -> None:
         """No-op: there is nothing to send."""
