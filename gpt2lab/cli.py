@@ -13,23 +13,23 @@ from .machine.options import parser_of
 from .machine.words import choose, did_you_mean
 
 COMMANDS = {
-    "train": ("gpt2lab.commands.train", "train GPT-2, on Shakespeare unless told otherwise"),
-    "cluster": ("gpt2lab.commands.cluster", "train on several machines that are namespaces of this one"),
-    "generate": ("gpt2lab.commands.generate", "let a trained model write"),
-    "export": ("gpt2lab.commands.export", "a trained model in the Hugging Face layout"),
-    "convert": ("gpt2lab.commands.convert", "checkpoints of the version before, for this one"),
-    "verify": ("gpt2lab.commands.verify", "compare a plan with the serial run: loss, gradients, weights"),
-    "plans": ("gpt2lab.commands.plans", "which strategies go together, from what the tests run"),
-    "plan": ("gpt2lab.commands.plan", "choose a plan for a model, a machine and a goal"),
-    "memory": ("gpt2lab.commands.memory", "what each rank of a plan holds, and for what"),
-    "calibrate": ("gpt2lab.commands.calibrate", "measure this machine, for predictions of plans"),
-    "schedule": ("gpt2lab.commands.schedule", "draw, check and simulate a pipeline schedule"),
-    "data": ("gpt2lab.commands.data", "turn your own text into tokens to train on"),
-    "info": ("gpt2lab.commands.info", "what this machine is and how fast it multiplies"),
-    "handout": ("gpt2lab.commands.handout", "notebooks for students, exercises blank"),
-    "grade": ("gpt2lab.commands.grade", "run what students handed in, and write their results"),
-    "progress": ("gpt2lab.commands.progress", "which exercises pass here"),
-    "bench": ("gpt2lab.commands.bench", "time our strategies against PyTorch's own"),
+    "train": "train GPT-2, on Shakespeare unless told otherwise",
+    "cluster": "train on several machines that are namespaces of this one",
+    "generate": "let a trained model write",
+    "export": "a trained model in the Hugging Face layout",
+    "convert": "checkpoints of the version before, for this one",
+    "verify": "compare a plan with the serial run: loss, gradients, weights",
+    "plans": "which strategies go together, from what the tests run",
+    "plan": "choose a plan for a model, a machine and a goal",
+    "memory": "what each rank of a plan holds, and for what",
+    "calibrate": "measure this machine, for predictions of plans",
+    "schedule": "draw, check and simulate a pipeline schedule",
+    "data": "turn your own text into tokens to train on",
+    "info": "what this machine is and how fast it multiplies",
+    "handout": "notebooks for students, exercises blank",
+    "grade": "run what students handed in, and write their results",
+    "progress": "which exercises pass here",
+    "bench": "time our strategies against PyTorch's own",
 }
 
 
@@ -53,7 +53,7 @@ SMALLER = "Use a smaller --config, fewer rows or tokens, more micro-batches, or 
 def overview() -> str:
     """The help of the command line as a whole."""
     lines = ["usage: gpt2lab COMMAND [options]", "", "GPT-2 in parallel: run it and check it.", ""]
-    lines += [f"  {name:10}{about}" for name, (_, about) in COMMANDS.items()]
+    lines += [f"  {name:10}{about}" for name, about in COMMANDS.items()]
     lines += ["", "gpt2lab COMMAND --help explains a command; --debug shows where an error came from."]
     status = (
         "Exit status: 0 done; 1 failed, or what is compared differs; 2 cannot be done as typed; 130 Ctrl-C."
@@ -149,7 +149,7 @@ def _one(arguments: list[str]) -> int:
         print(f"gpt2lab: there is no command {name!r}. {hint}", file=sys.stderr)
         return 2
     try:
-        command = importlib.import_module(COMMANDS[name][0])
+        command = importlib.import_module(f".commands.{name}", __package__)
     except ModuleNotFoundError as error:
         print(f"gpt2lab {name}: {lacking(error)}", file=sys.stderr)
         return 1

@@ -18,7 +18,7 @@ from .machine.words import did_you_mean
 from .model import GPT2, GPT2Config
 from .parallel import boxes, data, expert, sequence, servers, spec, tensor
 from .parallel.accumulate import Accumulate
-from .parallel.base import Engine, GradientSync
+from .parallel.base import Engine
 from .parallel.chunked_loss import apply_chunked_loss
 from .parallel.context import exchanges as context
 from .parallel.finish import Piece
@@ -187,7 +187,7 @@ class Parallel:
     mesh: Mesh
     model: GPT2
     engine: Engine
-    sync: GradientSync
+    sync: data.Replicas
     specs: dict[str, spec.Spec]
     columns: Callable | None = None  # length -> which of a sequence's tokens this rank owns; None: all
 

@@ -11,7 +11,7 @@ import torch
 
 from .corpus.batches import Batches
 from .corpus.shards import Shard, shakespeare
-from .experts.mixture import ROUTERS, Experts
+from .experts.mixture import OWN_K, ROUTERS, Experts
 from .machine import fast, gpus, speed, timing
 from .machine.words import flag
 from .model import PRESETS, GPT2Config
@@ -24,7 +24,6 @@ from .storage.reading import digest
 from .train import LLMC, Recipe, Trainer
 
 STOP = "stop"
-OWN_K = {"switch": 1, "gshard": 2}  # experts a token, by router
 RECIPES, DEVICES, OPTIMIZERS = ("lab", "llmc"), ("auto", "cpu", "cuda"), ("adamw", "muon")
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -124,8 +123,12 @@ class Options:
 
     def check(self) -> None:
         """Raise ValueError, before any process starts, where these options cannot run."""
-        for f in (f for f in fields(self) if f.type in (int, float)):
-            value, least, most = getattr(self, f.name), f.metadata["least"], f.metadata["most"]
+        for f in fields(self):
+            value, (_, least, most, choices) = getattr(self, f.name), f.metadata.values()
+            if choices and value not in choices:
+                raise ValueError(f"{flag(f.name)} {value!r} is unknown. Use {', '.join(choices)}.")
+            if f.type not in (int, float):
+                continue
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{flag(f.name)} {value} is no finite number. Use another.")
             if not least <= value <= most:

@@ -87,7 +87,7 @@ class Trainer:
         with self._autocast():
             loss = self.parallel.engine.run(self.parallel.mine(batch), self._key(), self.parallel.sync)
         norm = self._finish()
-        return self._global_loss(loss), norm
+        return self._global_losses(loss).item(), norm
 
     def step(self, batch) -> Result:
         """One update on a global batch. Raises FloatingPointError, before any weight changes, on NaN or infinity."""
@@ -167,9 +167,8 @@ class Trainer:
         Raises FloatingPointError where it is NaN or infinity, ValueError where there is no batch.
         """
         with self._autocast():
-            losses = [
-                self._global_loss(self.parallel.engine.evaluate(self.parallel.mine(b))) for b in batches
-            ]
+            evaluated = lambda batch: self.parallel.engine.evaluate(self.parallel.mine(batch))
+            losses = [self._global_losses(evaluated(batch)).item() for batch in batches]
         if not losses:
             raise ValueError("There is no batch to evaluate. Give at least 1.")
         mean = sum(losses) / len(losses)
@@ -197,12 +196,8 @@ class Trainer:
         how = {"enabled": self.recipe.autocast, "cache_enabled": not self.parallel.plan.asynchronous}
         return torch.autocast(self.parallel.device.type, torch.bfloat16, **how)
 
-    def _global_loss(self, loss) -> float:
-        """The sum of all ranks' parts."""
-        return self._global_losses(loss).item()
-
     def _global_losses(self, loss) -> torch.Tensor:
-        """The same for several; tensor-parallel ranks hold the same part, which counts once."""
+        """The sums of all ranks' parts; tensor-parallel ranks hold the same part, which counts once."""
         mesh = self.parallel.mesh
         part = torch.as_tensor(loss).detach().to("cpu", torch.float64)
         return comm.all_reduce(part if mesh["tp"].rank == 0 else torch.zeros_like(part), mesh.world)

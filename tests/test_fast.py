@@ -11,7 +11,7 @@ import torch
 from planting import planted
 
 from gpt2lab import launch
-from gpt2lab.machine import fast
+from gpt2lab.machine import fast, huge_pages
 from gpt2lab.machine.huge_pages import TUNABLE
 from gpt2lab.model import GPT2, token_loss
 from gpt2lab.parallel.chunked_loss import apply_chunked_loss
@@ -94,14 +94,14 @@ def test_onednn_stays_off_where_it_is_not_faster(monkeypatch):
 def test_huge_pages_are_asked_for_beside_other_tunables_but_not_against_the_users_word(monkeypatch):
     monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.36"))
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.pthread.rseq=0")
-    assert fast.ask_for_huge_pages()
+    assert huge_pages.ask_for_huge_pages()
     assert os.environ["GLIBC_TUNABLES"].startswith("glibc.pthread.rseq=0:glibc.malloc.hugetlb=1:")
-    assert not fast.ask_for_huge_pages()
+    assert not huge_pages.ask_for_huge_pages()
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
-    assert not fast.ask_for_huge_pages()
+    assert not huge_pages.ask_for_huge_pages()
     monkeypatch.delenv("GLIBC_TUNABLES")
     monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
-    assert not fast.ask_for_huge_pages()
+    assert not huge_pages.ask_for_huge_pages()
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps memory when told to")

@@ -186,7 +186,7 @@ def options(parser) -> list[str]:
 @pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "bench"])
 def test_every_option_changes_what_is_asked_for_or_is_refused(name, asked):
     base, work, values = COMMANDS[name]
-    known = options(parser_of(importlib.import_module(cli.COMMANDS[name][0])))
+    known = options(parser_of(importlib.import_module(f"gpt2lab.commands.{name}")))
     assert sorted(known) == sorted(values), "an option without a value here, or one that is no more"
     status, plain = asked(name, base, work) if values else (0, "")
     for option, value in values.items():

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planting import is_noticed, planted, under
+from test_schedules import messages
 from torch.autograd.graph import saved_tensors_hooks
 
 from gpt2lab.benchmarks.pipeline import REASONS, RIVALS, contest
@@ -26,7 +27,7 @@ from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, default_dtype, example_batch
 from gpt2lab.schedules import NAMES, Cost, Op, Schedule, check, make, registry, simulate
-from gpt2lab.schedules.formulas import kept_for_weights, messages
+from gpt2lab.schedules.formulas import kept_for_weights
 from gpt2lab.train import Trainer
 
 SMALL_FOR_V = GPT2Config(vocab_size=37, n_positions=16, n_layer=8, n_head=2, n_embd=16)

@@ -41,6 +41,7 @@ from gpt2lab.planner.placement import Placing, list_schedule
 from gpt2lab.planner.problem import Cluster, Device, Operator, OperatorGraph
 from gpt2lab.ranks import trace
 from gpt2lab.ranks.mesh import Axis, Mesh
+from gpt2lab.run import Options
 from gpt2lab.schedules import check, from_csv, make
 from gpt2lab.schedules.asynchronous import make_stream
 from gpt2lab.schedules.registry import NAMES
@@ -88,6 +89,9 @@ CALLS = [
     (lambda: InOrder(range(3), 1, 10), "needs 11 tokens...the text has 3. Use a longer text."),
     (lambda: InOrder(range(30), 4, 10), "Use a longer text, or at most 2 rows."),
     (lambda: Sampling(top_p=1.5), "top_p"),
+    *((lambda one=one: Options(**one).check(), f"{said} is unknown. Use")
+      for one, said in (({"config": "micro"}, "--config 'micro'"), ({"dtype": "float16"}, "--dtype 'float16'"),
+                        ({"optimizer": "adan"}, "--optimizer 'adan'"), ({"recipe": "ours"}, "--recipe 'ours'"))),
     # ranks
     (lambda: Mesh(dp=3, tp=2), "is a mesh of 6 ranks, but the world has 1"),
     (lambda: Mesh(xp=2), "No axis is called xp. The axes are pp, dp, cp, tp."),

@@ -28,10 +28,32 @@ from gpt2lab.schedules import (
     summary,
     to_csv,
 )
-from gpt2lab.schedules.formulas import makespan, messages
 from gpt2lab.schedules.terapipe import latency, terapipe
 
 # --- what papers promise: p ranks, m micro-batches, v chunks a rank
+
+
+def makespan(name, p, m, forward=1, input_grad=1, weight_grad=1, v=2):
+    """The time from the first start to the last end, or None where no paper gives it for these sizes."""
+    tf, tb = forward, input_grad + weight_grad
+    if name == "naive":
+        return m * p * (tf + tb)
+    if name in ("gpipe", "1f1b"):
+        return (m + p - 1) * (tf + tb)
+    if name == "interleaved" and m % p == 0 or name == "breadth_first" and m >= p:
+        return m * (tf + tb) + Fraction((p - 1) * (tf + tb), v)
+    if name == "chimera" and p % 2 == 0 and (tf == tb and m % p == 0 or 2 * tf == tb and m == p):
+        return m * (tf + tb) + (p - 2) * tb
+    return None
+
+
+def messages(name, p, m, v=2, slices=2):
+    """Activations and gradients sent from rank to rank in one step: one of each for every micro-batch and every border
+    between stages on different ranks, p - 1; v p - 1 with v chunks; 2 (p - 1) along a V, whose middle is inside a rank.
+    """
+    borders = dict.fromkeys(("interleaved", "breadth_first"), v * p - 1)
+    borders |= dict.fromkeys(("zb_v", "dualpipe_v"), 2 * (p - 1))
+    return (p > 1) * 2 * m * borders.get(name, p - 1) * (slices if name == "terapipe" else 1)
 
 
 def own_idle(

@@ -1,8 +1,7 @@
 """Collectives built by hand from messages between two ranks, as libraries build them.
 
-Each module is one algorithm: `all_reduce(x, axis)` gives the sum on every rank, out of place, for any number of ranks;
-`sent(n, rank, count)` computes how many elements that rank sends in each of its messages. `kernels` has the operations
-of GPT-2 by hand, forward and backward.
+Each module is one algorithm: `all_reduce(x, axis)` gives the sum on every rank, out of place, for any number of ranks.
+`kernels` has the operations of GPT-2 by hand, forward and backward.
 """
 
 from . import double_tree, doubling, hierarchical, naive, rabenseifner, ring, tree

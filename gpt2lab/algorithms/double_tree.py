@@ -67,12 +67,3 @@ def all_reduce(x, axis: Axis, chunks: int = 4):
 
 def _children(tree: list[int], rank: int) -> list[int]:
     return [child for child, above in enumerate(tree) if above == rank]
-
-
-def sent(n: int, rank: int, count: int, chunks: int = 4) -> list[int]:
-    """Elements of each message: in each tree its chunks once up (not from the root) and once down to each child."""
-    found = []
-    for tree, half in zip(trees(n), comm.split_sizes(count, 2), strict=True):
-        times = (tree[rank] >= 0) + len(_children(tree, rank))
-        found += comm.split_sizes(half, chunks) * times
-    return found

@@ -48,11 +48,3 @@ def all_reduce(x, axis: Axis):
         total = total + swap(total, axis, axis.rank ^ distance)
         distance *= 2
     return unfold(total, axis, power)
-
-
-def sent(n: int, rank: int, count: int) -> list[int]:
-    """Elements of each message: the whole tensor in every round, once more for or from a surplus rank."""
-    power = power_below(n)
-    if rank >= power:
-        return [count]
-    return [count] * (power.bit_length() - 1 + (rank + power < n))

@@ -43,11 +43,3 @@ def all_reduce(x, axis: Axis, node: int | None = None):
     across = part(axis, range(axis.rank % node, axis.size, node))
     mine = ring.all_reduce(ring.reduce_scatter(x.reshape(-1), inside), across)
     return torch.cat(ring.all_gather(mine, inside, comm.split_sizes(x.numel(), node))).view(x.shape)
-
-
-def sent(n: int, rank: int, count: int, node: int | None = None) -> list[int]:
-    """Elements of each message: half a ring inside, a whole one between nodes, the other half inside."""
-    node = node_size(n, node)
-    place, chunk = rank % node, comm.split_sizes(count, node)[rank % node]
-    inside = ring.sent(node, place, count)
-    return inside[: node - 1] + ring.sent(n // node, rank // node, chunk) + inside[node - 1 :]

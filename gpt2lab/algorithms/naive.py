@@ -18,8 +18,3 @@ def all_reduce(x, axis: Axis):
     for peer in range(1, axis.size):
         comm.send(total, axis, peer)
     return total
-
-
-def sent(n: int, rank: int, count: int) -> list[int]:
-    """Elements of each message: the tensor once; rank 0 sends it once to each other rank."""
-    return [count] * (1 if rank else n - 1)

@@ -39,14 +39,3 @@ def all_reduce(x, axis: Axis):
             theirs = total[slice(*given)]
             theirs.copy_(swap(total[slice(*kept)], axis, axis.rank ^ distance, theirs))
     return unfold(total, axis, power).view(x.shape)
-
-
-def sent(n: int, rank: int, count: int) -> list[int]:
-    """Elements of each message: the half given away in each halving round, the half kept in each doubling round."""
-    power = power_below(n)
-    if rank >= power:
-        return [count]
-    rounds = plan(power, rank, count)
-    there = [given[1] - given[0] for _, _, given in rounds]
-    back = [kept[1] - kept[0] for _, kept, _ in reversed(rounds)]
-    return there + back + [count] * (rank + power < n)

@@ -43,10 +43,3 @@ def all_gather(mine, axis: Axis, sizes):
     for s in range(n - 1):
         chunks[(r - 1 - s) % n] = step(chunks[(r - s) % n], chunks[(r - 1 - s) % n], axis)
     return chunks
-
-
-def sent(n: int, rank: int, count: int) -> list[int]:
-    """Elements of each message: all chunks but the own as partial sums, all but the right neighbour's as sums."""
-    sizes = comm.split_sizes(count, n)
-    partials = [sizes[(rank - 1 - s) % n] for s in range(n - 1)]
-    return partials + [sizes[(rank - s) % n] for s in range(n - 1)]

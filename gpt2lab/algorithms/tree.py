@@ -44,8 +44,3 @@ def broadcast(x, axis: Axis):
 def all_reduce(x, axis: Axis):
     """The sum over the axis on every rank."""
     return broadcast(reduce(x, axis), axis)
-
-
-def sent(n: int, rank: int, count: int) -> list[int]:
-    """Elements of each message: one up, except from the root, and one down to each child."""
-    return [count] * ((rank > 0) + len(children(rank, n)))

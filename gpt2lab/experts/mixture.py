@@ -20,6 +20,7 @@ from .rows import Attach, Combine, Dispatch, Expert, by_expert
 
 ROUTERS = ("switch", "gshard", "mixtral", "deepseek", "expert_choice")
 GROUPS = ("row", "batch", "rank")
+OWN_K = {"switch": 1, "gshard": 2}  # experts a token, by router
 UNUSED = -1  # the expert of a choice that was not made
 
 
@@ -60,7 +61,7 @@ class Experts:
         self._check_router()
 
     def _check_router(self) -> None:
-        wanted = {"switch": 1, "gshard": 2}.get(self.router, self.top_k)
+        wanted = OWN_K.get(self.router, self.top_k)
         if self.top_k != wanted:
             raise ValueError(
                 f"The router {self.router} asks for {wanted} expert{'s' * (wanted > 1)} a token, not for "

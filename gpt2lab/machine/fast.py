@@ -9,10 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .huge_pages import ask_for_huge_pages
 from .speed import matmul_rate
-
-__all__ = ["Switch", "ask_for_huge_pages", "huge_pages", "onednn", "switch_on"]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ def micro_loss(model, micro, key) -> torch.Tensor:
 
 
 class Alone:
-    """In place of a GradientSync where an engine runs without replicas."""
+    """In place of `data.Replicas` where an engine runs without replicas."""
 
     def last_micro(self) -> None:
         """No-op: there is nothing to send."""
@@ -45,6 +45,3 @@ class Accumulate(Engine):
     def evaluate(self, micros) -> torch.Tensor:
         """This rank's part of the loss, forward only; call it without gradients."""
         return sum(micro_loss(self.model, micro, None).double() for micro in micros)
-
-    def tie(self, pieces, mesh) -> None:
-        """One stage holds both ends of the tied embedding: nothing to sum."""

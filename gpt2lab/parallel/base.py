@@ -1,4 +1,4 @@
-"""The two contracts that a strategy can fill: an Engine runs forward and backward, a GradientSync sums gradients."""
+"""The contract of what runs forward and backward, and how a strategy hears of gradients."""
 
 import weakref
 from abc import ABC, abstractmethod
@@ -15,50 +15,19 @@ class Engine(ABC):
     norm_axis: Axis | None = None  # the ranks that update together and share a gradient norm; None: all
 
     @abstractmethod
-    def run(self, micros, key, sync: "GradientSync") -> torch.Tensor:
+    def run(self, micros, key, sync) -> torch.Tensor:
         """Add the gradients of all micro-batches to `.grad`; returns this rank's part of the loss (a scalar).
 
-        `key` is (seed, step) for dropout, or None without it. Calls `sync.last_micro()` before the last backward.
+        `key` is (seed, step) for dropout, or None without it. `sync` sums the gradients (`data.Replicas`): its
+        `last_micro()` is called before the last backward.
         """
 
     @abstractmethod
     def evaluate(self, micros) -> torch.Tensor:
         """This rank's part of the loss, forward only; call it without gradients."""
 
-    @abstractmethod
-    def tie(self, pieces: list[Piece], mesh: Mesh) -> None:
+    def tie(self, pieces: list[Piece], mesh: Mesh) -> None:  # noqa: B027 - where one stage holds all, none is tied
         """Sum the gradients of parameters that another stage holds too, such as the tied embedding."""
-
-
-class GradientSync(ABC):
-    """Sums gradients over the data axis. `pieces` are the tensors that the optimizer of this rank steps."""
-
-    pieces: list[Piece]
-
-    def begin(self) -> None:  # noqa: B027 - most strategies have gradients in tensors alone
-        """A step begins: forget what one before it, which was interrupted, has left."""
-
-    def last_micro(self) -> None:  # noqa: B027 - most strategies need not know
-        """The next backward is the step's last: a strategy that overlaps starts sending in it."""
-
-    @abstractmethod
-    def finish(self) -> None:
-        """Complete the sum over the axis: after this every piece's `.grad` is its part of the global gradient."""
-
-    def updated(self) -> None:  # noqa: B027 - where the pieces are the model's own parameters
-        """The optimizer has stepped the pieces: bring the new weights to where the model needs them."""
-
-    @abstractmethod
-    def whole(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Values that belong to the pieces (weights, gradients, moments), whole over the data axis, by name."""
-
-    @abstractmethod
-    def weight_memory(self) -> list[torch.Tensor]:
-        """The tensors that hold what the optimizer steps on this rank (the model's own parameters apart)."""
-
-    @abstractmethod
-    def gradient_memory(self) -> list[torch.Tensor]:
-        """The tensors that hold gradients on this rank at this moment, for those who count bytes."""
 
 
 def on_gradient(p: torch.Tensor, method, *args) -> None:

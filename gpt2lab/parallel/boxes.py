@@ -97,11 +97,11 @@ def check_complete(name: str, shape: Sequence[int], found: Iterable[tuple[tuple,
         )
         if not inside:
             raise ValueError(f"a box of {name}, {begin} to {end}, is not inside its shape {shape}")
-        for other, its_sizes in found[i + 1 :]:
-            if other[:1] >= end[:1]:
+        for other in found[i + 1 :]:
+            if other[0][:1] >= end[:1]:
                 break  # in this order, all that follow begin below as well
-            if _common(begin, end, other, _ends(other, its_sizes)):
-                raise ValueError(f"two boxes of {name} have the element {other} in common")
+            if _common((begin, sizes), other):
+                raise ValueError(f"two boxes of {name} have the element {other[0]} in common")
     held, wanted = sum(math.prod(sizes) for _, sizes in found), math.prod(shape)
     if held != wanted:
         raise ValueError(f"{name} has {wanted} elements, of which {held} are there")
@@ -109,9 +109,7 @@ def check_complete(name: str, shape: Sequence[int], found: Iterable[tuple[tuple,
 
 def fill(box: Box, source: Box) -> None:
     """Copy into a box the elements of the tensor that another one has too."""
-    common = _common(
-        box.offsets, _ends(box.offsets, box.sizes), source.offsets, _ends(source.offsets, source.sizes)
-    )
+    common = _common((box.offsets, box.sizes), (source.offsets, source.sizes))
     if common is not None:
         inside = lambda b: tuple(
             slice(low - o, high - o) for low, high, o in zip(*common, b.offsets, strict=True)
@@ -123,7 +121,7 @@ def _ends(begin: Sequence[int], sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(b + s for b, s in zip(begin, sizes, strict=True))
 
 
-def _common(begin, end, other, other_end) -> tuple[tuple, tuple] | None:
-    """Where the elements that two boxes have in common begin and end; None where there are none."""
-    low, high = tuple(map(max, begin, other)), tuple(map(min, end, other_end))
+def _common(one: tuple[tuple, tuple], other: tuple[tuple, tuple]) -> tuple[tuple, tuple] | None:
+    """Where what two boxes, as (offsets, sizes), have in common begins and ends; None where that is nothing."""
+    low, high = tuple(map(max, one[0], other[0])), tuple(map(min, _ends(*one), _ends(*other)))
     return (low, high) if all(a < b for a, b in zip(low, high, strict=True)) else None

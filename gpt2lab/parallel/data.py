@@ -6,43 +6,65 @@ All equal the serial run, and none divides: the loss was divided by the global n
 Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
 """
 
+from functools import cached_property
+
 import torch
 
 from ..ranks import comm
 from ..ranks.mesh import Axis
 from . import spec
-from .base import GradientSync, on_gradient
+from .base import on_gradient
 from .finish import Piece
 
 BUCKET_BYTES = 1 << 20
 
 
-class Replicas(GradientSync):
-    """Replicated weights on one rank alone: there is nothing to sum. Other forms build on it."""
+class Replicas:
+    """What sums gradients over the data axis; `pieces` are the tensors that the optimizer of this rank steps.
+
+    This one has replicated weights on one rank alone: there is nothing to sum. All other forms build on it.
+    """
 
     def __init__(self, model, axis: Axis, experts: Axis | None = None):
         self.axis, self.experts = axis, experts or axis
-        self.pieces = [Piece(n, p, spec.of(p), p.dim() >= 2) for n, p in model.named_parameters()]
+        self.unsharded = [Piece(n, p, spec.of(p), p.dim() >= 2) for n, p in model.named_parameters()]
+
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """What this rank's optimizer steps: all of the model here."""
+        return self.unsharded
 
     def axis_of(self, p: torch.Tensor) -> Axis:
         """The axis along which the gradient of a parameter is summed."""
         return self.experts if spec.of(p).expert else self.axis
 
+    def begin(self) -> None:
+        """A step begins: forget what one before it, which was interrupted, has left."""
+
+    def last_micro(self) -> None:
+        """The next backward is the step's last: a form that overlaps starts sending in it."""
+
     def finish(self) -> None:
-        """Every piece gets a gradient, also where no row used it."""
+        """Complete the sum over the axis: after this every piece's `.grad` is its part of the global gradient.
+
+        Every piece gets a gradient, also where no row used it.
+        """
         for p in self.pieces:
             gradient(p.tensor)
 
+    def updated(self) -> None:
+        """The optimizer has stepped the pieces: bring the new weights to where the model needs them."""
+
     def weight_memory(self) -> list[torch.Tensor]:
-        """The model's own parameters."""
+        """The tensors that hold what the optimizer steps on this rank."""
         return [p.tensor for p in self.pieces]
 
     def gradient_memory(self) -> list[torch.Tensor]:
-        """The gradients that are there."""
-        return [p.tensor.grad for p in self.pieces if p.tensor.grad is not None]
+        """The tensors that hold gradients on this rank at this moment, of the model's parameters and of the pieces."""
+        return [p.tensor.grad for p in (*self.unsharded, *self.pieces) if p.tensor.grad is not None]
 
     def whole(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The values themselves, by name."""
+        """Values that belong to the pieces (weights, gradients, moments), whole over the data axis, by name."""
         return {p.name: v for p, v in zip(self.pieces, values, strict=True)}
 
 

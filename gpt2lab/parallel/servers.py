@@ -54,10 +54,6 @@ class Servers(Replicas):
         for handle in sent:
             handle.wait()
 
-    def gradient_memory(self) -> list[torch.Tensor]:
-        """Gradients of all keys until they are pushed, then of those served here."""
-        return [key.tensor.grad for key in self.keys if key.tensor.grad is not None]
-
     def whole(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Values of every key, broadcast by its server."""
         mine = {p.name: v for p, v in zip(self.pieces, values, strict=True) if v.numel()}

@@ -64,9 +64,6 @@ def loaded() -> list[str]:
 @contextlib.contextmanager
 def _held_back(signals):
     """Hold signals back, also in processes that start meanwhile, until they ignore them (`exit_with_parent`)."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield

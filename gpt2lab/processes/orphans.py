@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
-ASKS_TO_END = [getattr(signal, n) for n in ("SIGINT", "SIGHUP", "SIGTERM") if hasattr(signal, n)]
+ASKS_TO_END = [signal.SIGINT, signal.SIGHUP, signal.SIGTERM]
 FOLDER_PREFIX = "gpt2lab-"
 PARENT = "GPT2LAB_FORKSERVER_PARENT"
 PRELOAD = "GPT2LAB_FORKSERVER_PRELOAD"
@@ -85,8 +85,7 @@ def exit_with_parent() -> None:
     """
     for number in ASKS_TO_END:
         signal.signal(number, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKS_TO_END)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKS_TO_END)
     parent, thread, sockets = (os.environ.get(PARENT, "") + "  ").split(" ", 2)
     if not parent:
         return

@@ -27,8 +27,8 @@ RESERVE = 1 << 16  # bytes that ranks will write into the private folder later: 
 WAITS = re.compile(  # where the innermost line of a rank is that waits in a call
     r"(transport/\w+|ranks/(call|paced|collectives)|threading|torch/distributed/\w+)\.py"
 )
-if hasattr(os, "register_at_fork"):  # a fork has no ranks; multiprocessing would end them when it ends
-    os.register_at_fork(after_in_child=lambda: multiprocessing.process._children.clear())
+# a fork has no ranks; multiprocessing would end them when it ends
+os.register_at_fork(after_in_child=lambda: multiprocessing.process._children.clear())
 
 
 class Member:
@@ -77,7 +77,7 @@ class Member:
             self.printed, self.cut = bytearray(), 0
             most = f"{MOST_PRINTED:,} bytes, the end of a line counted as {LINE_END}"
             found.append(f"... this rank printed more than {most}; the rest is not shown")
-            with contextlib.suppress(OSError, AttributeError):  # it has ended, or there is no such signal
+            with contextlib.suppress(OSError):  # it has ended
                 os.kill(self.process.pid, signal.SIGUSR2)
         return found if chunk or found else None
 
@@ -227,8 +227,8 @@ class Pool:
             with open(path) as file:
                 file.seek(seen)
                 return [line.strip() for line in file if line.strip().startswith("File")]
-        except (OSError, AttributeError):
-            return []  # the rank has ended, its folder was deleted, or there is no such signal
+        except OSError:
+            return []  # the rank has ended, or its folder was deleted
 
 
 @contextlib.contextmanager

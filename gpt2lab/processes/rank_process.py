@@ -92,24 +92,19 @@ def _protect(folder: str, rank: int, pipe: Connection, ends_alone: bool) -> None
         signal.signal(number, signal.SIG_IGN)
     if ends_alone:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if hasattr(signal, "SIGUSR2"):
-        signal.signal(signal.SIGUSR2, _mute)
+    signal.signal(signal.SIGUSR2, _mute)
     threading.Thread(target=_leave_with_parent, args=(folder, pipe), daemon=True).start()
-    if hasattr(faulthandler, "register"):
-        stack = open(Path(folder, f"{STACK}{rank}"), "w")  # noqa: SIM115 (open as long as the rank lives)
-        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+    stack = open(Path(folder, f"{STACK}{rank}"), "w")  # noqa: SIM115 (open as long as the rank lives)
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
 
 
 def _leave_with_parent(folder: str, pipe: Connection) -> None:
     """End this rank when the parent is gone or has closed its end of the pipe."""
     sentinel = parent_process().sentinel
-    if hasattr(select, "poll"):
-        poll = select.poll()
-        poll.register(sentinel, select.POLLIN)
-        poll.register(pipe.fileno(), 0)  # no events: poll then reports only that the other end was closed
-        poll.poll()
-    else:
-        wait([sentinel])
+    poll = select.poll()
+    poll.register(sentinel, select.POLLIN)
+    poll.register(pipe.fileno(), 0)  # no events: poll then reports only that the other end was closed
+    poll.poll()
     end_children(os.getpid())
     if wait([sentinel], 0):
         shutil.rmtree(folder, ignore_errors=True)

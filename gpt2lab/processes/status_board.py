@@ -122,24 +122,19 @@ class Board:
 
     def count(self, channel: int, number: int) -> None:
         """Publish that this rank has begun call `number` on a channel."""
-        for offset, there in self._counts(self.rank, channel):
-            if there in (0, channel):
-                COUNT.pack_into(self.memory, offset, channel, number)
-                return
+        if (entry := self._entry(self.rank, channel)) is not None:
+            COUNT.pack_into(self.memory, entry, channel, number)
 
     def begun(self, rank: int, channel: int) -> int | None:
         """How many calls `rank` has begun on a channel; None where the table had no free entry for it."""
-        for offset, there in self._counts(rank, channel):
-            if there in (0, channel):
-                return COUNT.unpack_from(self.memory, offset)[1]
-        return None
+        entry = self._entry(rank, channel)
+        return None if entry is None else COUNT.unpack_from(self.memory, entry)[1]
 
-    def _counts(self, rank: int, channel: int):
-        """The entries that may count a channel of a rank: (offset, the channel counted there now or 0)."""
+    def _entry(self, rank: int, channel: int) -> int | None:
+        """Where a channel of a rank is counted, or will be; None where the entries that may have it are taken."""
         table = rank * PER_RANK + RECORD.size + SLOTS * SLOT.size
-        for number in range(channel, channel + TRIES):
-            offset = table + number % COUNTS * COUNT.size
-            yield offset, COUNT.unpack_from(self.memory, offset)[0]
+        entries = (table + number % COUNTS * COUNT.size for number in range(channel, channel + TRIES))
+        return next((e for e in entries if COUNT.unpack_from(self.memory, e)[0] in (0, channel)), None)
 
     def close(self) -> None:
         """Unmap the memory."""

@@ -8,6 +8,7 @@ called "paced" wherever they are shown.
 import queue
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 from ..machine.arguments import checked
@@ -69,33 +70,25 @@ class _Queue:
         now = time.perf_counter()
         # the link is busy while the bytes pass; the latency of one message overlaps the bytes of the next
         self.free_at = max(now, self.free_at) + size / link.bandwidth
-        work = _Delayed(start)
-        self.waiting.put((self.free_at + link.latency, work))
+        work = _Delayed()
+        self.waiting.put((self.free_at + link.latency, start, work))
         return work
 
     def _run(self):
         while True:
-            due, work = self.waiting.get()
+            due, start, work = self.waiting.get()
             time.sleep(max(0.0, due - time.perf_counter()))
-            work.go()
+            try:
+                work.started.set_result(start())
+            except Exception as error:
+                work.started.set_exception(error)
 
 
 class _Delayed:
     """The Work of a message that will be started later."""
 
-    def __init__(self, start):
-        self.start, self.work, self.error = start, None, None
-        self.ready = threading.Event()
-
-    def go(self) -> None:
-        try:
-            self.work = self.start()
-        except Exception as error:
-            self.error = error
-        self.ready.set()
+    def __init__(self):
+        self.started = Future()
 
     def wait(self) -> None:
-        self.ready.wait()
-        if self.error is not None:
-            raise self.error
-        self.work.wait()
+        self.started.result().wait()

@@ -147,10 +147,6 @@ def read_config(folder: Path) -> GPT2Config:
 
 def config_text(model: GPT2) -> str:
     """The text of config.json for a model, whole or in parts."""
-    return json.dumps(_config_entries(model), indent=2, sort_keys=True) + "\n"
-
-
-def _config_entries(model: GPT2) -> dict:
     config = model.config
     entries = {name: allowed[0] for name, allowed in FIXED.items()}
     entries |= {name: getattr(config, name) for name in SIZES}
@@ -163,7 +159,7 @@ def _config_entries(model: GPT2) -> dict:
     if config.experts:  # no reader may take it for a GPT-2 whose experts are surplus tensors
         entries |= {"model_type": "gpt2_experts", "architectures": ["GPT2ExpertsLMHeadModel"]}
         entries |= {"experts": asdict(config.experts)}
-    return entries
+    return json.dumps(entries, indent=2, sort_keys=True) + "\n"
 
 
 def _read(file: Path) -> dict[str, torch.Tensor]:

@@ -5,11 +5,12 @@
     dist.init_process_group("shm", ...)        # DDP, FSDP2, DTensor and pipelining run over it unchanged
 
 Read in this order: `semaphores` (how ranks wait), `memory` (what is shared), `stream` (one writer, some readers, a few
-slots), `moves` (every collective in a few lines on streams), `engine` (runs them and reports faults), `kinds` and
-`work` (a call's kind as a number, its handle), `group` (what torch.distributed calls).
+slots), `moves` (every collective in a few lines on streams), `engine` (runs them and reports faults), `kinds` (a call's
+kind as a number), `group` (what torch.distributed calls).
 """
 
 import os
+from contextlib import suppress
 
 from . import semaphores
 
@@ -19,17 +20,10 @@ __all__ = ["AVAILABLE", "NAME", "default", "register"]
 
 def _memory_can_be_shared() -> bool:
     """Whether this system has anonymous memory files that can be opened again by their path in /proc."""
-    try:
-        descriptor = os.memfd_create("gpt2lab", os.MFD_CLOEXEC)
-    except (AttributeError, OSError):
-        return False
-    try:
-        os.close(os.open(f"/proc/{os.getpid()}/fd/{descriptor}", os.O_RDWR))
+    with suppress(AttributeError, OSError), open(os.memfd_create("gpt2lab", os.MFD_CLOEXEC), "wb") as file:
+        os.close(os.open(f"/proc/{os.getpid()}/fd/{file.fileno()}", os.O_RDWR))
         return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+    return False
 
 
 AVAILABLE = semaphores.AVAILABLE and _memory_can_be_shared()

@@ -4,7 +4,7 @@ Requests are queued in lanes: those that must keep their order (all collectives 
 rank; the receives from one rank) are in one lane, and lanes progress independently, so a receive never blocks a
 send. A thread that waits for a request drives the engine itself, which saves a switch of threads; requests that no
 thread waits for are driven by a thread of the engine. A driver that cannot continue spins for a moment, then
-sleeps on a semaphore.
+sleeps on a semaphore. `SharedMemoryWork` is the handle of a request for torch.
 """
 
 import math
@@ -12,7 +12,10 @@ import os
 import threading
 import time
 from collections import deque
+from datetime import timedelta
 
+import torch
+import torch.distributed as dist
 from torch.futures import Future
 
 from . import semaphores
@@ -245,3 +248,36 @@ def _resolve(call: Request, future: Future, result: list) -> None:
         future.set_result(result)
     else:
         future.set_exception(call.error)
+
+
+class SharedMemoryWork(dist.Work):
+    """A request that was begun. It refers to the call's tensors: their memory is free once this object is."""
+
+    def __init__(self, engine: ProgressEngine, request: Request, result: list, inputs: list):
+        super().__init__()
+        self._engine, self._call, self._result, self._inputs = engine, request, result, inputs
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return when the call is done; raises its error, and PeerLost after `timeout`, if one is given."""
+        self._engine.wait(self._call, timeout.total_seconds() if timeout else math.inf)
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the call is done."""
+        return self._call.done
+
+    def is_success(self) -> bool:
+        """Whether the call is done and has no error."""
+        return self._call.done and self._call.error is None
+
+    def exception(self) -> Exception | None:
+        """The error of the call, or None."""
+        return self._call.error
+
+    def get_future(self):
+        """A future of the resulting tensors."""
+        return self._engine.future(self._call, self._result)
+
+    def result(self) -> list[torch.Tensor]:
+        """The resulting tensors."""
+        return self._result

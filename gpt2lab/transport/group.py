@@ -11,10 +11,9 @@ import torch
 import torch.distributed as dist
 
 from . import kinds, moves
-from .engine import ProgressEngine, Request
+from .engine import ProgressEngine, Request, SharedMemoryWork
 from .memory import connect
 from .stream import StreamEnds
-from .work import SharedMemoryWork
 
 
 def create(opts, _):

@@ -4,6 +4,7 @@ With n ranks, P elements are padded to n s, s = ceil(P / n); rank r owns element
 of parameters lie.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -195,11 +196,11 @@ class Flat:
         shard = shard.to(self.shard.dtype)
         self.grad = shard if self.grad is None else self.grad.add_(shard)
 
-    def assemble(self, values: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Whole tensors from values that belong to the pieces of all ranks."""
-        shard = self.shard.new_zeros(self.length, dtype=values[0].dtype if values else None)
-        for (_, _, here), value in zip(self.shares(), values, strict=True):
-            shard[here] = value.detach()
+    def assemble(self, values: Iterator[torch.Tensor]) -> list[torch.Tensor]:
+        """Whole tensors from values that belong to the pieces of all ranks; takes the next ones of `values`."""
+        shard = self.shard.new_zeros(self.length)
+        for _, _, here in self.shares():
+            shard[here] = next(values).detach()
         return self.split(self.join_shards(shard))
 
     def join_shards(self, shard: torch.Tensor) -> torch.Tensor:

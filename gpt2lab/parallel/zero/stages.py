@@ -25,7 +25,6 @@ import torch
 
 from ...ranks import comm
 from ...ranks.mesh import Axis
-from .. import spec
 from ..base import on_gradient
 from ..chunked_loss import ChunkedLoss
 from ..data import Replicas, gradient
@@ -45,10 +44,9 @@ class Zero1(Replicas):
     across: Axis | None = None  # the ranks of the same place in other groups, where only a group shares
 
     def __init__(self, model, axis: Axis, flat=Flat, experts: Axis | None = None):
-        self.axis, self.experts = axis, experts or axis
+        super().__init__(model, axis, experts)
         groups = [(g, self.axis_of(g[0][1])) for g in into_groups(model)]
         self.flats = [flat(g, a, owner_of(i, len(groups), a.size)) for i, (g, a) in enumerate(groups)]
-        self.unsharded = [Piece(n, p, spec.of(p), p.dim() >= 2) for n, p in model.named_parameters()]
         for f in self.flats:
             f.lay_out()
 
@@ -82,10 +80,6 @@ class Zero1(Replicas):
         """The shards, padding included."""
         return [f.shard for f in self.flats]
 
-    def gradient_memory(self) -> list[torch.Tensor]:
-        """Whole gradients in their parameters, and shards in the pieces."""
-        return [p.tensor.grad for p in (*self.unsharded, *self.pieces) if p.tensor.grad is not None]
-
     def updated(self) -> None:
         """Gather all ranks' new shards into the whole weights."""
         for f in self.flats:
@@ -93,11 +87,9 @@ class Zero1(Replicas):
 
     def whole(self, values: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Values that belong to the pieces, whole again, by name."""
-        values, found = list(values), {}
+        values, found = iter(values), {}
         for f in self.flats:
-            count = len(f.shares())
-            mine, values = values[:count], values[count:]
-            found.update(zip(f.names, f.assemble(mine), strict=True))
+            found.update(zip(f.names, f.assemble(values), strict=True))
         return found
 
 
