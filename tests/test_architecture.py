@@ -194,12 +194,12 @@ BUDGETS = {
     "the package": 25_000,
 }
 OVER = {
-    "tasks": 1_061,
-    "sharding": 3_147,
-    "planner": 5_944,
-    "classroom": 2_311,
-    "core": 12_173,
-    "the package": 49_001,
+    "tasks": 1_060,
+    "sharding": 3_111,
+    "planner": 5_845,
+    "classroom": 2_297,
+    "core": 12_084,
+    "the package": 48_384,
 }  # too large today: these may only shrink
 
 
