@@ -10,7 +10,7 @@ from itertools import product
 
 import torch
 from plan_cases import pretended
-from sharding_cases import einsum, layouts, nothing_travels
+from sharding_cases import einsum, layouts
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
@@ -60,7 +60,7 @@ def results(rule, given, shapes, out, mesh) -> dict[Layout, list[Path]]:
     """
     found: dict[Layout, list[Path]] = {}
     cost = lambda ways: sum(way.total(mesh)[0] for way in ways)
-    for options in product(filter(nothing_travels, rule.options), repeat=len(mesh)):
+    for options in product([o for o in rule.options if o.free], repeat=len(mesh)):
         needs = [
             partition._joined(len(s), mesh, [o.inputs[n] for o in options]) for n, s in enumerate(shapes)
         ]

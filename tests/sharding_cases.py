@@ -35,11 +35,6 @@ def layouts(dims: int, axes, partial=("sum",)) -> list[layout.Layout]:
     return found
 
 
-def nothing_travels(option) -> bool:
-    """Whether an operator runs so without a message inside."""
-    return not option.messages and not option.halos
-
-
 def einsum(text: str) -> Rule:
     """The rule of an einsum of any number of tensors, such as "ik,kj->ij"."""
     inputs, _, output = text.partition("->")

@@ -538,11 +538,12 @@ def test_metropolis_takes_the_better_and_sometimes_the_worse():
     assert accepts(0, 0, 0.5) and not accepts(1, 0, 0.0)  # without heat only what is no worse
 
 
-def test_mcmc_is_never_worse_than_its_start():
+def test_mcmc_is_never_worse_than_its_start_and_times_fewer_jobs_than_full_simulation():
     problem = random_problem(3, 6)
     found = Planner(soap, everything, mcmc(300, seed=2)).plan(problem)
     first, *_, last = [seconds for _, seconds in found.trace]
     assert found.seconds == last <= first and found.evaluations == 300
+    assert found.jobs < 300 * len(problem) * problem.micros
 
 
 def test_mcmc_never_ends_with_a_plan_that_does_not_fit():

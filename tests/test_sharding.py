@@ -9,7 +9,7 @@ from unittest.mock import patch
 import dtensor_cases as cases
 import pytest
 import torch
-from sharding_cases import CONFIG, einsum, layouts, matrices, nothing_travels, one_product, run_program
+from sharding_cases import CONFIG, einsum, layouts, matrices, one_product, run_program
 
 from gpt2lab.benchmarks import race
 from gpt2lab.benchmarks import sharding as bench
@@ -226,7 +226,7 @@ def test_the_options_of_an_operator_follow_from_its_expression(name):
     rule = analyse(LIBRARY[name])
     cuts = [o for o in rule.options if o.index not in ("", "partial")]
     result = lambda place: f"S{place}" if isinstance(place, int) else place
-    assert " ".join(sorted(f"{o.index}:{result(o.output)}" for o in cuts if nothing_travels(o))) == FREE[name]
+    assert " ".join(sorted(f"{o.index}:{result(o.output)}" for o in cuts if o.free)) == FREE[name]
     inside = {o.index: {(op, "".join(i)) for op, i in o.messages} for o in cuts if o.messages}
     assert inside == INSIDE.get(name, {})
     assert {o.index for o in cuts if o.halos} == ({"h", "v"} if name == "convolution" else set())
@@ -296,7 +296,7 @@ def test_every_free_cut_of_an_einsum_gives_its_result(text):
     terms, sizes = inputs.split(","), dict(zip("bijklthsd", (3, 4, 5, 6, 4, 3, 5, 4, 6), strict=True))
     tensors = [torch.randn([sizes[i] for i in term], dtype=torch.float64) for term in terms]
     rule = einsum(text)
-    cuts = [o for o in rule.options if nothing_travels(o) and o.index not in ("", "partial")]
+    cuts = [o for o in rule.options if o.free and o.index not in ("", "partial")]
     assert len(cuts) == len({i for i in inputs if max(term.count(i) for term in terms) == 1} - {","})
     for option, parts in itertools.product(cuts, (2, 3)):
         found = cut_by_hand(option, tensors, parts, lambda *t: torch.einsum(text, *t))

@@ -27,13 +27,13 @@ Space = list[list[Assignment]]  # for each operator what may be chosen for it
 class Judge:
     """The best `plan` so far and its `seconds` (None and infinite: nothing fits); a search calls it to time plans.
 
-    `evaluations` counts them. When the best so far became better, `trace` has (evaluations, seconds of the plan),
-    `seen` the seconds that the search had taken; `took` are all of them.
+    `evaluations` counts them, `jobs` those that delta simulation timed. When the best so far became better, `trace` has
+    (evaluations, seconds of the plan), `seen` the seconds that the search had taken; `took` are all of them.
     """
 
     def __init__(self, problem: ChainProblem, evaluate: Callable):
         self.problem, self.evaluate, self.begin = problem, evaluate, time.perf_counter()
-        self.plan, self.seconds, self.evaluations, self.took = None, inf, 0, 0.0
+        self.plan, self.seconds, self.evaluations, self.jobs, self.took = None, inf, 0, 0, 0.0
         self.trace, self.seen = [], []
 
     def __call__(self, plan: ChainPlan, seconds: float | None = None) -> float:
@@ -150,9 +150,11 @@ def mcmc(steps: int = 2000, seed: int = 0, heat: float = 0.03) -> Callable:
         start = tuple(next((a for a in row if a.count == 1), row[0]) for row in space)
         clock, now = Clock(problem, start), judge(start)
         scale = heat * clock.seconds
+        judge.jobs += clock.timed
         for _ in patiently(range(steps - 1), "changes of a plan"):
             n = draw.randrange(len(problem))
             other = clock.changed(n, draw.choice(space[n]))
+            judge.jobs += other.timed
             fits = problem.cluster.device.memory == inf or problem.evaluate(other.plan) < inf
             seconds = judge(other.plan, other.seconds if fits else inf)
             if seconds < inf and accepts(seconds - now if now < inf else -1, scale, draw.random()):

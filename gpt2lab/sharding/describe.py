@@ -35,6 +35,11 @@ class Option:
     messages: tuple[tuple[str, tuple[str, ...]], ...] = ()
     halos: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def free(self) -> bool:
+        """Whether nothing travels inside."""
+        return not self.messages and not self.halos
+
 
 @dataclass(frozen=True)
 class Rule:

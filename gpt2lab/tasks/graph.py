@@ -96,13 +96,14 @@ class TaskGraph:
     """Tasks in program order, and between them the fewest edges that order every two conflicting accesses.
 
     `before[v]` are the tasks with an edge to v, `ancestors[v]` all that must be over before v, as the bits of one whole
-    number.
+    number. `compared` counts the pairs of accesses that were compared to find the edges.
     """
 
     def __init__(self, tensors: dict[str, torch.Tensor]):
         self.tensors, self.tasks = tensors, []
         self.before: list[tuple[int, ...]] = []
         self.ancestors: list[int] = []
+        self.compared = 0
         self._touched: dict[str, list[tuple[Access, int]]] = defaultdict(list)
 
     def add(self, name: str, body: Callable, *accesses: Access, **options) -> Task:
@@ -132,6 +133,7 @@ class TaskGraph:
         number, conflicting = len(self.tasks), set()
         for access in task.accesses:
             conflicting |= {other for old, other in self._touched[access.tensor] if access.conflicts(old)}
+            self.compared += len(self._touched[access.tensor])
         self.tasks.append(task)
         for access in task.accesses:  # later tasks need an edge only to the last writer of a part
             touched = self._touched[access.tensor]

@@ -101,11 +101,8 @@ class Scheduler:
                 self._finish(task)
 
     def _arrive(self, task: Task, pending: Pending, wait: Callable, lane: str, recorder: Recorder) -> None:
-        """Sleep until the message is done; then the task is over. Runs on a thread of its own, or blocks a worker.
-
-        A message of a run that has failed, by its `recorder`, changes nothing in the next one.
-        """
-        start, now = time.perf_counter(), lambda: recorder is self._recorder
+        """Sleep until the message is done; then the task is over. Runs on a thread of its own, or blocks a worker."""
+        start, now = time.perf_counter(), lambda: recorder is self._recorder  # else its run has failed
         try:
             result = wait()
             if now():

@@ -46,10 +46,10 @@ def bytes_of_rank():
     """
     found, wte = of_rank(share("dp=4,zero=1")), 4 * 9000 * CONFIG.n_embd
     right = bytes_held({key[0]: n for key, n in share("dp=4").sizes.items()}, 1, 4, 0)
-    assert (found.weights, found.optimizer) == (right["weights"], right["optimizer"])
-    assert of_rank(share("serial", WIDE)).logits == 3 * 4 * 8 * 32 * 9000
+    assert [found.parts[part] for part in ("weights", "optimizer")] == [right["weights"], right["optimizer"]]
+    assert of_rank(share("serial", WIDE)).parts["logits"] == 3 * 4 * 8 * 32 * 9000
     assert of_rank(share("pp=2,dp=2,micro=4,zero=3", WIDE)).total >= wte * (0.5 + 1 + 0.5 + 1.5 + 1)
-    kept_by = lambda schedule: of_rank(share(f"pp=4,micro=8,schedule={schedule}", pp=1)).activations
+    kept_by = lambda schedule: of_rank(share(f"pp=4,micro=8,schedule={schedule}", pp=1)).parts["activations"]
     assert kept_by("gpipe") > 2 * kept_by("1f1b")
 
 
