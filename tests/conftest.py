@@ -1,4 +1,4 @@
-"""Sort the tests into parts: `live` starts ranks, `mutant` plants a bug and demands that it is caught, `browser`."""
+"""Sort the tests into parts: `live` starts ranks, `mutant` plants a bug and demands that it is caught, and so on."""
 
 import gc
 import signal
@@ -11,7 +11,7 @@ from hypothesis import settings
 from sandboxed import pytest_pyfunc_call, pytest_terminal_summary  # noqa: F401
 from warm import Pools
 
-ROTATE = ("live", "mutant", "browser")
+ROTATE = ("live", "mutant", "browser", "rotates")
 """The marks of tests that run on one day of seven (`tiers`)."""
 
 # The same examples in every run, and no clock: what fails here fails for everybody.
@@ -26,6 +26,7 @@ def pytest_configure(config):
         "live: starts ranks (asks for pools, or is in a file that starts its own)",
         "mutant: plants a bug and demands that it is caught (in tests/mutants, or mutant in its name)",
         "browser: drives a real browser",
+        "rotates: takes seconds of processor though it starts no ranks: runs on its day, and not in test-quick",
         "gpu: needs a GPU; run by make test-gpu",
         "sandboxed: needs a system that can cut answers off; elsewhere asserts the sentence that says so",
     ):

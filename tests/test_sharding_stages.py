@@ -59,6 +59,7 @@ def test_the_dynamic_program_equals_brute_force(sizes):
     assert one.cost(one.halve([()] * one.count, LINE), LINE) == best
 
 
+@pytest.mark.rotates
 def test_the_second_halving_also_equals_brute_force():
     one = chain(*SIZES[1])
     first, second = one.recursive("xy")
@@ -66,6 +67,7 @@ def test_the_second_halving_also_equals_brute_force():
     assert one.cost(second, SQUARE) == min(one.cost(list(w), SQUARE) for w in itertools.product(*ways))
 
 
+@pytest.mark.rotates
 def test_many_tokens_cut_the_batch_few_cut_the_weights():
     """Lesson 06's crossover, B T = 4 C for an MLP, found by the program: here 28 and 77 tokens, and 24 features."""
     mlps = lambda rows, length: {chain(rows, length).recursive("x")[0][n] for n in (2, 4)}

@@ -31,6 +31,7 @@ for os.environ["TODAY"] in sys.argv[2:]:
 """
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("file", FILES)
 def test_the_tests_of_all_days_are_those_of_everything(file):
     call = [sys.executable, "-c", COLLECT, file, *DAYS, "all"]

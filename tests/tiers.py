@@ -1,10 +1,10 @@
 """What `make test` leaves for another day, and what it never leaves: whatever belongs to what has changed.
 
-Tests that start ranks or a browser, mutants, wrong answers of exercises and lessons rotate in seven parts, TODAY=0..6;
-the table of equality and the other files of `DAILY` do not, nor does what starts no ranks. A commit takes the day after
-its parent's, so seven commits see everything; TODAY=all leaves nothing out, and is what CI runs. Without TODAY in the
-environment (a test called by hand) nothing is left out either. Changed is what differs from the parent commit: the last
-commit and files that are not committed yet.
+Tests that start ranks or a browser, tests marked `rotates`, mutants, wrong answers of exercises and lessons rotate in
+seven parts, TODAY=0..6; the table of equality and the other files of `DAILY` do not, nor does the rest. A commit takes
+the day after its parent's, so seven commits see everything; TODAY=all leaves nothing out, and is what CI runs. Without
+TODAY in the environment (a test called by hand) nothing is left out either. Changed is what differs from the parent
+commit: the last commit and files that are not committed yet.
 """
 
 import ast
