@@ -11,6 +11,8 @@ from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.storage import checkpoint, huggingface
 from gpt2lab.train import Trainer
 
+pytestmark = pytest.mark.live
+
 TOKENS = torch.arange(22).reshape(2, 11) % CONFIG.vocab_size
 
 
