@@ -1,4 +1,4 @@
-"""Sort the tests into parts: `live` starts ranks, `mutant` plants a bug and demands that it is caught, `browser`."""
+"""Sort the tests into parts: `live` starts ranks, `mutant` plants a bug and demands that it is caught, and so on."""
 
 import gc
 import signal
@@ -11,8 +11,11 @@ from hypothesis import settings
 from sandboxed import pytest_pyfunc_call, pytest_terminal_summary  # noqa: F401
 from warm import Pools
 
-ROTATE = ("live", "mutant", "browser")
+from gpt2lab.processes.launch import Ranks
+
+ROTATE = ("live", "mutant", "browser", "rotates")
 """The marks of tests that run on one day of seven (`tiers`)."""
+START = Ranks._living_pool
 
 # The same examples in every run, and no clock: what fails here fails for everybody.
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -23,9 +26,10 @@ def pytest_configure(config):
     # A shell that starts the suite in the background has it ignore Ctrl-C, and so would every process of a test.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for line in (
-        "live: starts ranks (asks for pools, or is in a file that starts its own)",
+        "live: starts ranks (asks for pools, or says so with this mark: no other test may)",
         "mutant: plants a bug and demands that it is caught (in tests/mutants, or mutant in its name)",
         "browser: drives a real browser",
+        "rotates: takes seconds of processor though it starts no ranks: runs on its day, and not in test-quick",
         "gpu: needs a GPU; run by make test-gpu",
         "sandboxed: needs a system that can cut answers off; elsewhere asserts the sentence that says so",
     ):
@@ -33,14 +37,16 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    kinds, left = {}, []
+    left = []
     for item in [item for item in items if item.path.suffix == ".py"]:
-        if item.path not in kinds:
-            kinds[item.path] = tiers.kinds(item.path)
-        for kind in kinds[item.path] | ({"live"} if "pools" in item.fixturenames else set()):
-            item.add_marker(kind)
-        if item.path.parent.name == "mutants" or "mutant" in item.originalname:
-            item.add_marker("mutant")
+        folder, name = item.path.parent.name, item.originalname
+        says = {
+            "live": "pools" in item.fixturenames,
+            "browser": folder == "browser",
+            "mutant": folder == "mutants" or "mutant" in name,
+        }
+        for mark in (mark for mark, it_is in says.items() if it_is):
+            item.add_marker(mark)
         path, rotates = (
             item.path.relative_to(tiers.ROOT).as_posix(),
             any(map(item.get_closest_marker, ROTATE)),
@@ -49,6 +55,16 @@ def pytest_collection_modifyitems(config, items):
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in set(left)]
+
+
+def refuse(_):
+    """Instead of the start of ranks."""
+    pytest.fail("This test starts ranks: it must ask for pools, or be marked live.")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    Ranks._living_pool = START if any(map(item.get_closest_marker, ROTATE)) else refuse
 
 
 def pytest_collection_finish(session):

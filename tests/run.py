@@ -68,9 +68,10 @@ def tests() -> int:
 
 
 def quick() -> int:
-    """Before a commit: what starts no ranks, and one live test a strategy."""
+    """Before a commit: what starts no ranks and is short, and one live test a strategy."""
     one = pytest("tests/equivalence/test_equal.py", "-k", "each", marks="live")
-    return max(pytest("tests", *WORKERS, marks="not live and not mutant and not browser"), one)
+    short = "not live and not mutant and not browser and not rotates"
+    return max(pytest("tests", *WORKERS, marks=short), one)
 
 
 def gloo() -> int:

@@ -78,13 +78,13 @@ def test_every_operation_reads_a_version_that_is_there_and_none_is_kept_too_long
     stream = a_stream(name, p, batches, k)
     assert stream.reads == {op: closed_form(stream, op) for order in stream.schedule.orders for op in order}
     for stage, order in enumerate(stream.schedule.orders):
-        assert max(map(len, stream.held(stage))) <= versions_held(stream, stage)
-        made, kept = 0, frozenset({0})
+        held, made, kept = stream.held(stage), 0, frozenset({0})
+        assert max(map(len, held)) <= versions_held(stream, stage)
         for n, op in enumerate(order):
             assert stream.reads[op] in kept
             assert stream.reads[op] <= made
             made = stream.makes(op) or made
-            kept = stream.held(stage)[n]
+            kept = held[n]
             wanted = {stream.reads[later] for later in order[n + 1 :] if stream.reads[later] <= made}
             assert kept == wanted | {made}
         assert made == batches

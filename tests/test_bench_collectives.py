@@ -84,6 +84,7 @@ def test_a_trial_lasts_from_the_last_arrival_to_the_last_end():
     assert row["bus"] == bandwidths("all_reduce", 2, 1000, 3.0)[1]
 
 
+@pytest.mark.rotates
 def test_the_command_prints_a_table_and_saves_figure_and_json(tmp_path, capsys):
     sizes = ["--sizes", *(str(s) for s in (512, 1024, 4096, 8192, 16384))]
     options = ["--ranks", "2", *sizes, "--trials", "2", "--ours", "ring", "--out", str(tmp_path)]

@@ -2,8 +2,11 @@
 
 import re
 
+import pytest
+
 from gpt2lab import cli
 
+pytestmark = pytest.mark.live
 SMALL = ["bench", "context", "--worlds=2", "--lengths=64", "--width=8", "--repeat=1"]
 
 

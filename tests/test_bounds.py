@@ -40,6 +40,7 @@ def too_high(name: str, count: int = 20, seed: int = 1) -> list[str]:
     return found
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", CASES)
 def test_no_plan_costs_less_than_its_bound(name):
     assert not too_high(name)
@@ -71,6 +72,7 @@ def test_mutant_with_a_bound_that_is_too_high_is_noticed(name, wrong):
         assert too_high("cores", 40)
 
 
+@pytest.mark.rotates
 def test_a_search_that_leaves_out_the_hopeless_finds_the_best_of_all():
     config, cluster = (
         PRESETS["nano"],

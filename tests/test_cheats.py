@@ -53,6 +53,8 @@ from gpt2lab.schedules import Cost
 from gpt2lab.tasks import messages
 from gpt2lab.tasks.graph import reads, reduces, updates, writes
 
+pytestmark = pytest.mark.live
+
 
 @pytest.fixture(autouse=True)
 def same_draws(monkeypatch):
@@ -1033,7 +1035,6 @@ LIVE = {
 }
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("name", LIVE)
 def test_on_live_ranks_another_way_than_asked_does_not_pass(name):
     task, answer, words = LIVE[name]
@@ -1074,7 +1075,6 @@ def forward_again(kind, i, s):
         pipeline.run_op(kind, i, s)
 
 
-@pytest.mark.live
 @pytest.mark.parametrize(
     ("operation", "words"),
     [
@@ -1088,13 +1088,11 @@ def test_what_a_pipeline_keeps_from_f_to_b_is_found_in_memory(operation, words):
     assert status == "FAIL" and words in why, (status, why)
 
 
-@pytest.mark.live
 def test_what_experts_make_of_rows_has_to_travel_back():
     status, why = verdict(experts.exchange, there, back_from_memory)
     assert status == "FAIL" and "comes back with its name only" in why, (status, why)
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("name", EXCHANGES)
 def test_rows_of_experts_stay_as_they_are_and_gradients_come_through(name):
     *answers, words = EXCHANGES[name]
@@ -1141,7 +1139,6 @@ def from_a_traceback():
             return 3
 
 
-@pytest.mark.live
 @pytest.mark.parametrize("answer", [from_the_frame, from_a_traceback])
 def test_a_rank_gives_no_frame_in_a_notebook_either(answer):
     status, why = verdict(lambda answer: exercises.live(asks_on_a_rank, answer, ranks=1), answer)

@@ -29,6 +29,8 @@ from gpt2lab.run import start as run_from
 from gpt2lab.storage import checkpoint, huggingface, reading, writing
 from gpt2lab.train import Recipe, Trainer
 
+pytestmark = pytest.mark.live
+
 PLANS = (
     "serial", "dp=4,zero=1", "dp=3,zero=3", "dp=2,data=servers", "tp=2,sp=on", "tp=2,dp=2,zero=3",
     "pp=2,micro=2,schedule=interleaved", "pp=2,micro=2,schedule=chimera", "pp=2,dp=2,micro=2,zero=2",

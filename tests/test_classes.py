@@ -16,6 +16,8 @@ from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.train import Trainer
 
+pytestmark = pytest.mark.live
+
 
 def sent(rank, world, text, node):
     plan = Plan.parse(text)

@@ -13,6 +13,8 @@ from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.run import Options
 
+pytestmark = pytest.mark.live
+
 SAID = """
     trian                                there is no command 'trian'. Did you mean train?
     xyz                                  there is no command 'xyz'. Choose from train,

@@ -14,6 +14,8 @@ from gpt2lab import RankFailed, Ranks, kept
 from gpt2lab.ranks import buffers, call, comm, paced
 from gpt2lab.ranks.mesh import Axis, Mesh
 
+pytestmark = pytest.mark.live
+
 LINES = [(0,), (0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3, 4), (0, 2, 4), (1, 4)]
 
 

@@ -28,7 +28,7 @@ from gpt2lab.run import Options
 from gpt2lab.storage import checkpoint
 from gpt2lab.train import Recipe, Trainer
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 HERE = Path(__file__).parent
 DATA = [
     "serial",

@@ -16,6 +16,8 @@ from gpt2lab.storage import checkpoint
 from gpt2lab.train import Recipe, Trainer
 from gpt2lab.verify import verify
 
+pytestmark = pytest.mark.live
+
 FREE = replace(EXPERTS.experts, capacity=None)
 
 

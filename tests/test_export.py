@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 from gpt2lab.cli import main
 from gpt2lab.plan import Plan, build
@@ -11,6 +10,8 @@ from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.storage import checkpoint, huggingface
 from gpt2lab.train import Trainer
+
+pytestmark = pytest.mark.live
 
 TOKENS = torch.arange(22).reshape(2, 11) % CONFIG.vocab_size
 
@@ -35,6 +36,8 @@ def runs(tmp_path_factory):
 
 
 def answers(folder):
+    from transformers import GPT2LMHeadModel
+
     model = GPT2LMHeadModel.from_pretrained(folder, dtype="auto", attn_implementation="eager").eval()
     assert model.dtype == torch.float64
     with torch.no_grad():
@@ -99,5 +102,7 @@ def test_a_run_with_experts_on_two_ranks_goes_on_alone_writes_and_is_exported(tm
     exported = huggingface.load("moe")
     assert exported.config == source.config and exported.config.experts.experts == 4
     assert all(torch.equal(t, exported.state_dict()[n]) for n, t in source.state_dict().items())
+    from transformers import AutoModelForCausalLM
+
     with pytest.raises(ValueError, match="gpt2_experts"):  # transformers must not read it as a dense model
         AutoModelForCausalLM.from_pretrained("moe")

@@ -18,6 +18,8 @@ from gpt2lab.parallel.chunked_loss import apply_chunked_loss
 from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.verify import verify
 
+pytestmark = pytest.mark.live
+
 
 @pytest.mark.parametrize("rows", [1, 5, 77, 1000])
 def test_the_chunked_loss_and_all_gradients_equal_the_whole(rows):

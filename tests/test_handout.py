@@ -98,6 +98,7 @@ def said(python, folder, *words):
     return done.stdout
 
 
+@pytest.mark.rotates
 def test_the_wheel_brings_the_texts_and_the_command(fresh, tmp_path):
     text = "import gpt2lab.corpus as c; print(c.shakespeare()[:4], c.encoding().encode('ROMEO'), c.__file__)"
     found = said(fresh, tmp_path, "-c", text)
@@ -114,10 +115,12 @@ def test_every_file_of_the_package_that_is_no_program_is_in_the_wheel(fresh):
 SETTINGS = "import jupyterlab_server.settings_utils as s; print(s._get_overrides('nowhere')[0])"
 
 
+@pytest.mark.rotates
 def test_where_the_wheel_is_installed_no_news_pops_up_in_the_lab(fresh, tmp_path):
     assert "'fetchNews': 'false'" in said(fresh, tmp_path, "-c", SETTINGS)
 
 
+@pytest.mark.rotates
 def test_nor_where_a_checkout_is_installed_by_hand(tmp_path):
     """`pip install -r requirements.txt`, which says `-e .`, and `jupyter lab` with nothing set."""
     assert "\n-e .\n" in (ROOT / "requirements.txt").read_text()
@@ -125,6 +128,7 @@ def test_nor_where_a_checkout_is_installed_by_hand(tmp_path):
     assert "'fetchNews': 'false'" in said(python, tmp_path, "-c", SETTINGS)
 
 
+@pytest.mark.rotates
 def test_the_readmes_cell_for_colab_installs_the_wheel_where_there_is_no_git(fresh, tmp_path):
     """The cell as it stands, `%pip` too, in an environment that has PyTorch and no gpt2lab; then lesson 00 begins."""
     readme = (ROOT / "README.md").read_text()

@@ -21,6 +21,8 @@ import torch.distributed as dist
 from gpt2lab import RankFailed, Ranks, kept, launch, transport
 from gpt2lab.processes import launch as launching
 
+pytestmark = pytest.mark.live
+
 
 @pytest.fixture(scope="module")
 def pool():

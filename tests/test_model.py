@@ -5,8 +5,6 @@ import math
 import pytest
 import torch
 from tensor_cases import bytes_kept, tokens_and_targets
-from transformers import GPT2Config as TheirConfig
-from transformers import GPT2LMHeadModel
 
 from gpt2lab.model import GPT2, PRESETS, GPT2Config, Noise, causal_attention, token_loss
 from gpt2lab.parallel.recompute import apply_recompute
@@ -32,6 +30,9 @@ def random_weights(model, scale=0.2):
 
 def their_model(config):
     """GPT2LMHeadModel of the same sizes, without dropout."""
+    from transformers import GPT2Config as TheirConfig  # takes seconds, which few workers need to pay
+    from transformers import GPT2LMHeadModel
+
     sizes = {n: getattr(config, n) for n in ("vocab_size", "n_positions", "n_layer", "n_head", "n_embd")}
     last = config.vocab_size - 1
     off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}

@@ -12,6 +12,8 @@ FIRST = """import torch
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 
+pytestmark = pytest.mark.live
+
 axis = Mesh(dp=2)["dp"]
 x = torch.arange(2.0) + 10 * rank
 """

@@ -183,6 +183,7 @@ def options(parser) -> list[str]:
     return [(a.option_strings or [a.dest])[0] for a in parser._actions if a.dest != "help"]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "bench"])
 def test_every_option_changes_what_is_asked_for_or_is_refused(name, asked):
     base, work, values = COMMANDS[name]

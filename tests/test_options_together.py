@@ -221,6 +221,7 @@ def line_of(base: list[str], chosen: dict[str, tuple]) -> tuple:
     return (*placed, *left, *named)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_options_together_each_change_something_or_are_refused(name, done):
     words, draw, tally = choices(name), random.Random(name), Counter()

@@ -74,12 +74,12 @@ def traced(rank, world_size):
     return spans, list(comm.log), traffic
 
 
-@pytest.mark.live
 def test_the_trace_is_as_long_as_its_last_message(tmp_path):
     late = save_paraver(SPANS, tmp_path / "late.prv", [Message(0, 2, 10.5, 12.0, 4096, 7)])
     assert late.read_text().startswith("#Paraver (01/01/00 at 00:00):2000000000_ns:")
 
 
+@pytest.mark.live
 def test_messages_of_a_run_on_ranks_are_those_that_were_counted(tmp_path):
     with Ranks(3, echo=False) as ranks:
         spans, logs, traffic = zip(*ranks.run(traced), strict=True)

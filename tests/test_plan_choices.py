@@ -23,6 +23,8 @@ from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.verify import verify
 
+pytestmark = pytest.mark.live
+
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=4, n_embd=24)
 QUICK = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 

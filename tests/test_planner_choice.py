@@ -66,6 +66,7 @@ def test_a_world_is_written_as_every_product():
         assert sorted(factors(n)) == sorted(brute)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("least", choose.LEAST)
 def test_brute_force_finds_nothing_better(everything, least):
     goal = replace(GOAL, least=least, memory=400_000)
@@ -79,6 +80,7 @@ def test_brute_force_finds_nothing_better(everything, least):
     assert key((best.plan, best.prediction)) <= brute * (1 + 1e-9)
 
 
+@pytest.mark.rotates
 def test_what_no_plan_fits_into_is_said_with_what_is_short_and_brute_force_agrees(everything):
     need = min(p.memory for p in everything.values())
     with pytest.raises(
@@ -95,6 +97,7 @@ def test_a_plan_is_compared_with_one_rank_which_cannot_win():
     )
 
 
+@pytest.mark.rotates
 def test_what_no_plan_is_fast_enough_for_is_said_too(everything):
     fastest = min(p.seconds for p in everything.values() if p.memory <= 1e9)
     with pytest.raises(
@@ -312,6 +315,7 @@ def test_the_benchmark_says_how_well_predictions_hold():
     assert len(several) == len(set(several)) == 110 and {p.world for p in several} == {1, 2, 4}
 
 
+@pytest.mark.rotates
 def test_the_chosen_plan_runs_here(capsys):
     ask = ["plan", "--config", "nano", "--cluster", "laptop", "--ranks", "2", "--rows", "2", "--length", "16"]
     assert cli.main([*ask, "--run"]) == 0
@@ -387,6 +391,7 @@ def trained_by(line: str) -> Plan:
     return Options(config="nano", plan=args.plan, batch=8, sequence=64, dtype=args.dtype, **plain).the_plan()
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("more", "begins", "dtype"),
     [
@@ -532,6 +537,7 @@ def answered(question: tuple[str, str, str], capsys) -> None:
         assert 0.2 < best["mfu"] < (0.9 if "131072" in asked else 0.75) and best["memory"] <= 80e9
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("question", SOON)
 def test_an_engineer_is_answered(question, capsys):
     answered(SOON[question], capsys)
@@ -543,6 +549,7 @@ def test_an_engineer_with_a_large_cluster_is_answered(question, capsys):
     answered(LATER[question], capsys)
 
 
+@pytest.mark.rotates
 def test_the_fewest_cards_are_asked_for(capsys):
     """13 billion parameters in 16 bytes are 208 GB, four cards of 80 GB hold them and three hold little else."""
     asked = "plan --json --config 13b --cluster h100x64 --ranks 5 --rows 8 --least devices"

@@ -29,6 +29,8 @@ from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.schedules import Cost, make, simulate
 from gpt2lab.train import Trainer
 
+pytestmark = pytest.mark.live
+
 ROWS, LENGTH = 7, 11
 MORE = (
     "pp=4,micro=2",

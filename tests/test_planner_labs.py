@@ -158,6 +158,7 @@ def test_the_explorer_says_what_is_short_and_what_is_too_large_to_run():
     assert large.endswith("too large to run here: take nano or mini, and four devices")
 
 
+@pytest.mark.live
 def test_the_explorer_runs_a_small_plan():
     title = explorer.explorer(*asked(rows=2, length=16), "yes").get_suptitle()
     assert title.endswith("on live ranks here (paced)")

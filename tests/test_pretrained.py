@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_model import as_ours, random_weights, their_model
-from transformers import GPT2LMHeadModel
 
 from gpt2lab.cli import main
 from gpt2lab.commands import export
@@ -68,6 +67,8 @@ def test_what_transformers_writes_is_read_exactly(folder, change):
 
 
 def test_what_we_write_is_read_by_transformers_and_by_us(tmp_path):
+    from transformers import GPT2LMHeadModel
+
     ours = random_weights(GPT2(CONFIG))
     huggingface.save(ours, tmp_path / "new" / "folder")
     theirs = GPT2LMHeadModel.from_pretrained(tmp_path / "new" / "folder").eval()

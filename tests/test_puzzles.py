@@ -65,6 +65,7 @@ def test_what_the_puzzle_of_split_backwards_says_of_known_schedules(name, time):
     assert found.makespan == time > 40
 
 
+@pytest.mark.rotates
 def test_no_stages_of_pipedream_within_the_room_are_faster_than_the_best():
     found, count = [], len(asynchronous.TIMES)
     for ends in (e for n in range(asynchronous.RANKS) for e in combinations(range(1, count), n)):
@@ -134,6 +135,7 @@ def test_fewer_rounds_than_the_best_cannot_hand_out_the_chunks():
     assert after == 6
 
 
+@pytest.mark.rotates
 def test_no_cut_for_unlike_devices_is_faster_than_the_best():
     layers, found = placement.LAYERS, []
     for devices in sorted(set(permutations(["fast", "fast", "slow", "slow"]))):

@@ -14,6 +14,8 @@ from gpt2lab.processes.launch import Ranks
 from gpt2lab.run import Options
 from gpt2lab.verify import verify
 
+pytestmark = pytest.mark.live
+
 FREE = replace(MODELS["experts"].experts, capacity=None)
 BY_BATCH, BY_EXPERTS = replace(FREE, group="batch"), replace(FREE, router="expert_choice")
 MODELS = MODELS | {

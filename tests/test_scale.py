@@ -357,6 +357,7 @@ def test_tokens_and_operations_that_others_print_follow_from_their_seconds():
             )
 
 
+@pytest.mark.rotates
 def test_the_efficiency_is_fitted_to_table_1_and_the_other_rows_are_not_far_off():
     assert (
         published.fit(FITTED, (58, 59, 60)) == EFFICIENCY

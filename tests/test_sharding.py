@@ -373,7 +373,7 @@ def test_an_illegal_layout_is_refused():
 PAIRS = 300 if "SLOW" in os.environ else 48
 
 
-@pytest.mark.live  # it takes as long as what starts ranks
+@pytest.mark.rotates
 def test_dtensor_never_sends_less_and_each_difference_has_a_reason():
     """DTensor's result layout is always one of ours, for as many bytes or more."""
     found = cases.count_kinds(cases.cases(PAIRS))

@@ -207,6 +207,7 @@ def shuffled(of, seed):
     return type(of)(nodes, of.outputs, of.names)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", ["Megatron", "sequence", "batch and Megatron"])
 def test_propagation_is_idempotent_and_the_order_of_visits_does_not_matter(name):
     marks, mesh = CASES[name]

@@ -59,6 +59,7 @@ def test_the_dynamic_program_equals_brute_force(sizes):
     assert one.cost(one.halve([()] * one.count, LINE), LINE) == best
 
 
+@pytest.mark.rotates
 def test_the_second_halving_also_equals_brute_force():
     one = chain(*SIZES[1])
     first, second = one.recursive("xy")
@@ -71,6 +72,7 @@ def test_where_every_dimension_is_too_short_for_one_more_halving_it_is_said():
         chain(2, 11).halve([()] * chain(2, 11).count, {"x": 64})
 
 
+@pytest.mark.rotates
 def test_many_tokens_cut_the_batch_few_cut_the_weights():
     """Lesson 06's crossover, B T = 4 C for an MLP, found by the program: here 28 and 77 tokens, and 24 features."""
     mlps = lambda rows, length: {chain(rows, length).recursive("x")[0][n] for n in (2, 4)}

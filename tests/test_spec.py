@@ -8,6 +8,8 @@ from gpt2lab.parallel import boxes, spec
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks.mesh import Axis, Mesh
 
+pytestmark = pytest.mark.live
+
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4])
 @pytest.mark.parametrize("dim, groups", [(0, 1), (1, 1), (0, 3)])

@@ -14,6 +14,8 @@ from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.transport.engine import ProgressEngine
 
+pytestmark = pytest.mark.live
+
 TINY = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=2, n_embd=8, window=3)
 PLANS = (
     "dp=2", "dp=2,zero=3", "dp=2,data=servers", "tp=2,sp=on", "cp=2,exchange=ring,layout=zigzag",

@@ -11,6 +11,8 @@ from gpt2lab import RankFailed, Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 
+pytestmark = pytest.mark.live
+
 RANKS = 3
 
 

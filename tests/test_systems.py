@@ -93,6 +93,7 @@ def test_the_figure_has_a_mark_for_every_tick():
 # --- the table of what is proven in README
 
 
+@pytest.mark.rotates
 def test_the_table_in_readme_is_that_of_today():
     shown = (ROOT / "README.md").read_text().split(BEGIN)[1].split(END)[0]
     one = {words: dict.fromkeys(KINDS, 1e-15) for words in FAMILIES}

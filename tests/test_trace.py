@@ -17,6 +17,8 @@ from gpt2lab.ranks.trace import Span
 from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.train import Trainer
 
+pytestmark = pytest.mark.live
+
 SPANS = [
     Span("forward 0", "forward", 0.0, 2.0, 0),
     Span("backward 0", "backward", 2.0, 5.0, 0),

@@ -25,6 +25,8 @@ from gpt2lab.run import Options, read_log, start
 from gpt2lab.storage import checkpoint
 from gpt2lab.train import LLMC, Recipe, Trainer
 
+pytestmark = pytest.mark.live
+
 TINY = GPT2Config(vocab_size=50257, n_positions=16, n_layer=1, n_head=2, n_embd=8)
 
 
@@ -290,7 +292,6 @@ def test_batches_do_not_depend_on_how_they_are_split():
 COMMAND = [sys.executable, "-m", "gpt2lab", "train", "--sequence", "16", "--batch", "2", "--save", "1000"]
 
 
-@pytest.mark.live
 def test_ctrl_c_ends_cleanly_with_a_checkpoint_and_resume_goes_on(tmp_path):
     command = [*COMMAND, "--out", str(tmp_path), "--sample", "4"]
     process = subprocess.Popen(
@@ -377,7 +378,6 @@ def test_no_step_uses_more_than_the_whole_machine(monkeypatch):
     assert len(entries) == 4
 
 
-@pytest.mark.live
 def test_ctrl_c_under_a_launcher_ends_a_fresh_run_with_a_checkpoint(tmp_path):
     """As torchrun and srun do it: every rank gets the signal, and none knew the run's folder when it started."""
     job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}

@@ -19,9 +19,10 @@ from transport_cases import COMPLEX, FLOATS, INTEGERS, MOVED, SIZES, check
 from gpt2lab import RankFailed, Ranks, kept, transport
 from gpt2lab.machine import memory
 
-pytestmark = pytest.mark.skipif(
-    not transport.AVAILABLE, reason="this system has no semaphores in shared memory"
-)
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(not transport.AVAILABLE, reason="this system has no semaphores in shared memory"),
+]
 LINES = [(0,), (0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 1, 2, 3, 4), (0, 2, 4), (1, 4)]
 
 

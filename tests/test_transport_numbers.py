@@ -11,9 +11,10 @@ from transport_cases import COMPLEX, FLOATS, HOW, INTEGERS, same_bits, uneven, w
 
 from gpt2lab import Ranks, kept, transport
 
-pytestmark = pytest.mark.skipif(
-    not transport.AVAILABLE, reason="this system has no semaphores in shared memory"
-)
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(not transport.AVAILABLE, reason="this system has no semaphores in shared memory"),
+]
 # Not with gloo: it knows no int16, gathers no complex numbers, and adds bools as bytes (True + True is a byte of 2).
 DTYPES = FLOATS + (torch.uint8, torch.int8, torch.int32, torch.int64)
 SIZES = (1, 7, 5001)

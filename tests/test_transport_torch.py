@@ -7,9 +7,10 @@ from torch import nn
 
 from gpt2lab import Ranks, transport
 
-pytestmark = pytest.mark.skipif(
-    not transport.AVAILABLE, reason="this system has no semaphores in shared memory"
-)
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(not transport.AVAILABLE, reason="this system has no semaphores in shared memory"),
+]
 ROUND = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble")
 FOLDED = ("ZBVZeroBubble", "DualPipeV")  # the first rank holds the first stage and the last
 SINGLE = ("GPipe", "1F1B")  # one stage a rank

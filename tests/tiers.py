@@ -1,10 +1,10 @@
 """What `make test` leaves for another day, and what it never leaves: whatever belongs to what has changed.
 
-Tests that start ranks or a browser, mutants, wrong answers of exercises and lessons rotate in seven parts, TODAY=0..6;
-the table of equality and the other files of `DAILY` do not, nor does what starts no ranks. A commit takes the day after
-its parent's, so seven commits see everything; TODAY=all leaves nothing out, and is what CI runs. Without TODAY in the
-environment (a test called by hand) nothing is left out either. Changed is what differs from the parent commit: the last
-commit and files that are not committed yet.
+Tests that start ranks or a browser, tests marked `rotates`, mutants, wrong answers of exercises and lessons rotate in
+seven parts, TODAY=0..6; the table of equality and the other files of `DAILY` do not, nor does the rest. A commit takes
+the day after its parent's, so seven commits see everything; TODAY=all leaves nothing out, and is what CI runs. Without
+TODAY in the environment (a test called by hand) nothing is left out either. Changed is what differs from the parent
+commit: the last commit and files that are not committed yet.
 """
 
 import ast
@@ -18,7 +18,6 @@ from zlib import crc32
 ROOT = Path(__file__).parents[1]
 DAYS = 7
 PROOF = "test_solutions_pass_blanks_are_todo_and_wrong_answers_fail"
-STARTS_RANKS = re.compile(r"\b(?:Ranks|launch|verify)\(|mark\.live")
 DAILY = ("equivalence/test_equal", "test_refused", "test_comm", "test_transport")
 """Files that start ranks on every day: the table of equality, refusals, calls. Over gloo, where only the messages
 differ, they rotate as well."""
@@ -51,12 +50,6 @@ def drawn(name: str, day: str | None = None) -> bool:
     """Whether what rotates under this name runs today."""
     day = day or today()
     return day == "all" or crc32(name.encode()) % DAYS == int(day)
-
-
-def kinds(path: Path) -> set[str]:
-    """The marks of all tests of a file; who asks for the fixture `pools` is live as well."""
-    live = STARTS_RANKS.search(path.read_text())
-    return {"browser"} if path.parent.name == "browser" else {"live"} if live else set()
 
 
 def runs(path: str, test: str, rotates: bool, day: str | None = None) -> bool:

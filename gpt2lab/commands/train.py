@@ -244,7 +244,7 @@ def _train(options: Options, folder: Path | None, source: Path | None) -> list[d
     with tqdm(total=options.steps, unit="step", file=sys.stderr, dynamic_ncols=True) as bar:
 
         def tell(entry):
-            bar.set_postfix_str(short(entry))
+            bar.set_postfix_str(short(entry), refresh=False)
             bar.update(entry["step"] - bar.n)
 
         log = start(0, 1, options, place, source, tell, device)

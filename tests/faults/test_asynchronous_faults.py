@@ -15,6 +15,8 @@ from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import example_batch
 from gpt2lab.train import Trainer
 
+pytestmark = pytest.mark.live
+
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=3, n_head=2, n_embd=8)
 
 

@@ -15,6 +15,8 @@ from gpt2lab.processes.status_board import Board
 from gpt2lab.ranks import comm, paced
 from gpt2lab.ranks.mesh import Mesh
 
+pytestmark = pytest.mark.live
+
 ONES = torch.ones(4)
 
 

@@ -19,7 +19,7 @@ from processes import Marked, until
 from gpt2lab import RankFailed, Ranks
 from gpt2lab.processes import orphans, pool
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+pytestmark = [pytest.mark.live, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
 
 
 def start_programs(folder: str, rank: int) -> None:

@@ -13,7 +13,7 @@ from processes import MARK, PATIENCE, Marked, marked, needs_backend, promptly, u
 
 from gpt2lab import RankFailed, Ranks
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+pytestmark = [pytest.mark.live, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
 
 SCRIPT = """
 import time

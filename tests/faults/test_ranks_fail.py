@@ -28,6 +28,8 @@ from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.transport.engine import PeerLost
 
+pytestmark = pytest.mark.live
+
 
 def failure(fn, *args, **kwargs) -> RankFailed:
     """The RankFailed that a launch ends with; how soon each fault is told is held by test_soak.py."""

@@ -13,7 +13,7 @@ from random_faults import HANG, HANGS, RANKS, SCENES, kinds_of, misbehave, right
 from gpt2lab import RankFailed, Ranks, launch, transport
 from gpt2lab.processes import deadlock, watch
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+pytestmark = [pytest.mark.live, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
 
 MANY = int(os.environ.get("SOAK", "200"))
 MEGABYTES = 16  # more growth than this between the 40th and the last fault is a leak

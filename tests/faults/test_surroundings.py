@@ -11,7 +11,10 @@ import time
 import pytest
 from processes import PATIENCE, Marked, needs_backend
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux's namespaces and /proc")
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(sys.platform != "linux", reason="Linux's namespaces and /proc"),
+]
 
 MANY = """
 from concurrent.futures import ThreadPoolExecutor

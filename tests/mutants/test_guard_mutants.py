@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.live
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "gpt2lab"
 FAIL, GONE, HERE = (

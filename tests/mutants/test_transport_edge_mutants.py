@@ -20,9 +20,10 @@ from transport_cases import same_bits
 from gpt2lab import Ranks, transport
 from gpt2lab.transport import engine, group, kinds, memory, moves, semaphores, stream
 
-pytestmark = pytest.mark.skipif(
-    not transport.AVAILABLE, reason="this system has no semaphores in shared memory"
-)
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(not transport.AVAILABLE, reason="this system has no semaphores in shared memory"),
+]
 RANKS = 3
 
 

@@ -12,9 +12,10 @@ from transport_cases import check
 from gpt2lab import RankFailed, Ranks, transport
 from gpt2lab.transport import engine, group, kinds, memory, moves, semaphores, stream
 
-pytestmark = pytest.mark.skipif(
-    not transport.AVAILABLE, reason="this system has no semaphores in shared memory"
-)
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(not transport.AVAILABLE, reason="this system has no semaphores in shared memory"),
+]
 ALIKE = "if len({out.numel() for out in outs}) == 1 else outs"  # else somebody stumbles over their lengths
 
 
