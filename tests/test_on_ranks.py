@@ -8,11 +8,11 @@ from gpt2lab.lessons import on_ranks
 from gpt2lab.lessons.on_ranks import RankCells, run_cell
 from gpt2lab.lessons.source import read_lesson
 
+pytestmark = pytest.mark.live
+
 FIRST = """import torch
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
-
-pytestmark = pytest.mark.live
 
 axis = Mesh(dp=2)["dp"]
 x = torch.arange(2.0) + 10 * rank
