@@ -306,6 +306,7 @@ OURS = re.compile(
 )
 MEANS = {  # what is taken besides usual values; each means something
     "intra_operator": {"limit=0"},
+    "stages_by_ilp": {"memory=[]", "per_byte=0"},
     "GPT2Tasks": {"batches=None"},
     "races": {"before=[]"},
     "send": {"to=-1", "to=0"},

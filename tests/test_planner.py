@@ -303,13 +303,14 @@ def every_staging(graph, stages):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_integer_program_and_piper_find_the_best_stages_of_a_graph(seed):
-    graph, stages = random_graph(seed, 6, memory=True), 2 + seed % 2
+    graph, stages, per_byte = random_graph(seed, 6, memory=True), 2 + seed % 2, Fraction(seed % 3, 2)
     times, sizes = [op.flops for op in graph.operators], [op.kept for op in graph.operators]
     limit = max(sizes) + sum(sizes) / 2
-    computed, every = lambda stage: sum(times[v] for v in stage), list(every_staging(graph, stages))
-    assert stages_by_ilp(graph, times, stages)[0] == pytest.approx(min(max(map(computed, s)) for s in every))
-    seconds = lambda stage: computed(stage) + seed % 3 / 2 * graph_stages.crossing_bytes(graph, stage)
-    best = min(max(map(seconds, s)) for s in every if max(sum(sizes[v] for v in one) for one in s) <= limit)
+    seconds = lambda s: sum(times[v] for v in s) + float(per_byte) * graph_stages.crossing_bytes(graph, s)
+    fits = lambda plan: all(sum(sizes[v] for v in s) <= limit for s in plan)
+    best = min(max(map(seconds, plan)) for plan in every_staging(graph, stages) if fits(plan))
+    found, _ = stages_by_ilp(graph, times, stages, float(per_byte), (sizes, limit))
+    assert found == pytest.approx(best)
     value, plan = piper(graph, stages, one_device_each(seconds, sizes, limit))
     assert value == pytest.approx(best) and max(p.seconds for p in plan) == value
 

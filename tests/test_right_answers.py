@@ -240,6 +240,24 @@ def test_experts_in_lists_and_tuples():
     assert verdict(experts.placed, lambda: places)[0] == "PASS"
 
 
+def messages_in_a_list(have, want):
+    """Who sends what, as it was once asked for: the last who has a stretch sends it."""
+    found = []
+    for to, (first, last) in enumerate(want):
+        for source, (begin, end) in enumerate(have):
+            low, high = max(first, begin), min(last, end)
+            if low < high and have[to] != have[source] and have[source] not in have[source + 1 :]:
+                found.append((source, to, low, high))
+    return np.array(found).reshape(-1, 4)
+
+
+@pytest.mark.live
+def test_a_list_of_messages_is_sent_on_live_ranks():
+    assert verdict(meshes.messages, messages_in_a_list) == ("PASS", "")
+    status, why = verdict(meshes.messages, lambda have, want: messages_in_a_list(have, want)[1:])
+    assert status == "FAIL" and "got nan" in why, why
+
+
 def one_by_one(x, wire):
     """All-to-all that gives its chunks one by one."""
     chunks = x.tensor_split(wire.size)

@@ -139,23 +139,43 @@ def integer_program(cost, whole, most, rows):
     return milp(cost, integrality=whole, bounds=Bounds(0, most), constraints=limits, options=options)
 
 
-@checked(times=0, stages=(1, 1000))
-def stages_by_ilp(graph: OperatorGraph, times: Sequence[float], stages: int):
+@checked(times=0, stages=(1, 1000), per_byte=0)
+def stages_by_ilp(
+    graph: OperatorGraph,
+    times: Sequence[float],
+    stages: int,
+    per_byte: float = 0.0,
+    memory: tuple | None = None,
+):
     """(seconds, operators of every stage) of the fastest slowest stage, by HiGHS; stages may stay empty.
 
-    Variables: x[v, s], operator v is on stage s, and the time T. Minimise T so that every operator is on one stage;
-    stages never fall along an edge; and the sum of times x of no stage is more than T.
+    Variables: x[v, s], operator v is on stage s; in[u, s] and out[u, s], the result of u comes into or leaves stage s;
+    and the time T. Minimise T so that every operator is on one stage; stages never fall along an edge;
+    in[u, s] >= x[v, s] - x[u, s] and out[u, s] >= x[u, s] - x[v, s] for an edge (u, v);
+    sum of times x + per_byte outputs (in + out) <= T, and memory as given by (bytes of each operator, limit).
+    Raises ValueError where nothing fits.
     """
     import numpy as np
 
-    n, width = len(graph), len(graph) * stages + 1
-    x = lambda v, s: v * stages + s
+    n, ops = len(graph), graph.operators
+    width = 3 * n * stages + 1
+    x, coming, going = (lambda v, s, k=k: (k * n + v) * stages + s for k in range(3))
     rows = [({x(v, s): 1 for s in range(stages)}, 1, 1) for v in range(n)]
     for (u, v), s in product(graph.edges, range(stages)):
         # u is on one of the stages 0..s wherever v is
         rows.append(({x(u, t): 1 for t in range(s + 1)} | {x(v, t): -1 for t in range(s + 1)}, 0, np.inf))
-    rows += [({width - 1: 1} | {x(v, s): -times[v] for v in range(n)}, 0, np.inf) for s in range(stages)]
+        for flag, (a, b) in ((coming, (v, u)), (going, (u, v))):
+            rows.append(({flag(u, s): 1, x(a, s): -1, x(b, s): 1}, 0, np.inf))
+    for s in range(stages):
+        row = {width - 1: 1} | {x(v, s): -times[v] for v in range(n)}
+        row |= {way(v, s): -per_byte * ops[v].output for way in (coming, going) for v in range(n)}
+        rows.append((row, 0, np.inf))
+        if memory:
+            rows.append(({x(v, s): memory[0][v] for v in range(n)}, 0, memory[1]))
     whole = np.append(np.ones(width - 1), 0)  # all but T
     found = integer_program(1 - whole, whole, np.append(np.ones(width - 1), np.inf), rows)
+    if found.x is None:
+        said = f"No {stages} stages fit: the memory limit is too small. Use more stages, or a larger limit."
+        raise ValueError(said)
     on = [max(range(stages), key=lambda s: found.x[x(v, s)]) for v in range(n)]
     return float(found.fun), [tuple(v for v in range(n) if on[v] == s) for s in range(stages)]

@@ -182,11 +182,11 @@ def thresholds(least: dict[str, float]) -> Figure:
     return fig
 
 
-def bands(curves: dict[str, list[list[float]]], **axes) -> Figure:
-    """Losses, or what `axes` say, by step of several runs a name: the mean as a line, least to most as a band."""
+def bands(curves: dict[str, list[list[float]]], begin: int = 0, **axes) -> Figure:
+    """Losses, or what `axes` say, by step from `begin` on: the mean of runs as a line, least to most as a band."""
     fig, ax = figure(8, 3.0)
     for i, (name, runs) in enumerate(curves.items()):
-        band(ax, range(len(runs[0])), runs, HUES[i], label=name)
+        band(ax, range(begin, begin + len(runs[0])), runs, HUES[i], label=name)
     ax.set(**{"xlabel": "step", "ylabel": "loss (nats a token)"} | axes)
     ax.legend()
     return fig

@@ -29,11 +29,13 @@ def workers(spans, title: str = "", path=(), clock: str = "measured", length: fl
     corners = [(1e3 * (t - zero), lanes.index((s.rank, s.lane))) for s in on_path for t in (s.start, s.end)]
     if corners:
         ax.plot(*zip(*corners, strict=True), color="black", linewidth=0.8)
-    several = len({rank for rank, _ in lanes}) > 1
-    name_rows(ax, [f"rank {r}, {lane}" if several else lane for r, lane in lanes])
+    ranks = {rank for rank, _ in lanes}
+    name = "{1}" if len(ranks) == 1 else "rank {0}" if len(ranks) == len(lanes) else "rank {0}, {1}"
+    name_rows(ax, [name.format(*lane) for lane in lanes])
     ax.set_title(title, pad=22)
     kinds = [kind for kind in COLORS if kind in {s.kind for s in spans}]
-    legend_above(ax, len(kinds), handles=kinds_of_work(kinds))
+    if len(kinds) > 1:
+        legend_above(ax, len(kinds), handles=kinds_of_work(kinds))
     working = at_work(spans)
     times, counts = zip(*profile(working), strict=True)
     below.step([1e3 * (t - zero) for t in times], counts, where="post", color=SERIAL, linewidth=0.8)

@@ -12,7 +12,12 @@ STAGES = {0: "replicas", 1: "stage 1", 2: "stage 2", 3: "stage 3"}
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
-def bars(stages: dict[str, dict[str, float]], unit: str, live: dict[str, float] | None = None) -> Figure:
+def bars(
+    stages: dict[str, dict[str, float]],
+    unit: str,
+    live: dict[str, float] | None = None,
+    where: str = "on each rank",
+) -> Figure:
     """Stacked bars of bytes that a rank holds, by what they are for (HELD); circles mark what live ranks hold."""
     fig, ax = figure(8, 0.9 + 0.42 * len(stages))
     held = {name: {kind: size / UNITS[unit] for kind, size in of.items()} for name, of in stages.items()}
@@ -21,7 +26,7 @@ def bars(stages: dict[str, dict[str, float]], unit: str, live: dict[str, float] 
         on_ranks = [live[name] / UNITS[unit] for name in stages]
         ax.plot(on_ranks, range(len(stages)), "ko", ms=7, mfc="none", label="on a live rank")
     longest = max(sum(parts.values()) for parts in held.values())
-    ax.set(xlabel=f"{unit} on each rank", xlim=(0, 1.15 * longest))
+    ax.set(xlabel=f"{unit} {where}", xlim=(0, 1.15 * longest))
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))  # bars may be equally long
     return fig
 

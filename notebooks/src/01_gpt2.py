@@ -276,7 +276,7 @@ def budget(batch_rows, model_name):
         n, length = chosen.parameters, min(256, chosen.n_positions)
         activations = lab.activation_bytes(chosen, batch_rows, length, recompute)
         held[way] = {"weights": 4 * n, "gradients": 4 * n, "optimizer": 8 * n, "activations": activations}
-    return bars(held, "MB")
+    return bars(held, "MB", where="(computed)")
 
 
 explore(

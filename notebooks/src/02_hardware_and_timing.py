@@ -963,7 +963,7 @@ show(
 # %% tags=["measured"]
 one_thread = [[1e3 * t for t in launch(lab.step_times, 1, 8, ranks=1)[0][0][1:]] for _ in range(4)]
 show(
-    bands({"1 thread": one_thread}, xlabel="iteration after the first", ylabel="ms", ylim=(0, None)),
+    bands({"1 thread": one_thread}, 2, xlabel="iteration", ylabel="ms (measured)", ylim=(0, None)),
     "measured",
     "the same steps in their order: the mean of four runs, the band from the fastest to the slowest. Barcelona's "
     "sequential iterations, of GPT-2 124M, took a constant 35 s (mean of four runs).",
