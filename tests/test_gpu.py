@@ -28,8 +28,8 @@ from gpt2lab.train import Recipe, Trainer
 from gpt2lab.verify import verify
 
 pytestmark = [
-    pytest.mark.live,
     pytest.mark.gpu,
+    pytest.mark.live,
     pytest.mark.timeout(600),
     pytest.mark.skipif(not gpus.available(), reason="there is no GPU here"),
 ]
