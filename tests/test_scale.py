@@ -10,9 +10,9 @@ import pytest
 import torch
 from planting import planted
 from search_cases import ring_all_reduce
+from test_algorithms import SENT
 
 from gpt2lab.algorithms import ALL_REDUCE as LIVE
-from gpt2lab.algorithms import hierarchical as live_hierarchical
 from gpt2lab.lessons.labs import scaling
 from gpt2lab.machine.links import Link, Network, all_reduce_time
 from gpt2lab.machine.speed import flops_per_token
@@ -85,7 +85,7 @@ def compare(pool, ranks, names, counts, node):
 @pytest.mark.parametrize("name", ["ring", "tree", "double tree"])
 def test_counts_are_those_of_the_formulas(name, n):
     found = collective(name, n, 8 * 101, FLAT, itemsize=8)
-    formula = [LIVE[name].sent(n, rank, 101) for rank in range(n)]
+    formula = [SENT[name](n, rank, 101) for rank in range(n)]
     assert found.messages.tolist() == [len(sizes) for sizes in formula]
     assert found.bytes.tolist() == [8 * sum(sizes) for sizes in formula]
 
@@ -144,7 +144,7 @@ def test_levels_are_machine_rail_and_spine():
 
 def test_switches_that_add_halve_what_a_network_card_sends():
     seconds, sent = in_network(64, 2**20, Fabric(8, 64))
-    live = live_hierarchical.sent(64, 0, 2**18, 8)
+    live = SENT["hierarchical"](64, 0, 2**18, 8)
     assert sent == 2**17 and 4 * sum(live[7:-7]) == pytest.approx(2 * 7 / 8 * sent)
     assert seconds < collective("hierarchical", 64, 2**20, Fabric(8, 64)).seconds
     assert in_network(8, 2**20, Fabric())[1] == 0

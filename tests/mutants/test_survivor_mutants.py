@@ -52,11 +52,12 @@ def bubble():
 
 
 def freedom():
-    """The spread by numpy's own least squares: four samples leave two degrees of freedom."""
+    """The interval of the latency by numpy's own least squares: four samples leave two degrees of freedom."""
     samples = np.array([[1, 1e6, 2e-3], [2, 1e6, 2.1e-3], [1, 4e6, 5e-3], [3, 9e6, 13e-3]])
     x = samples[:, :2] / samples[:, 2:]
-    (squares,) = np.linalg.lstsq(x, np.ones(4), rcond=None)[1]
-    assert fit.fit(samples).spread == pytest.approx((squares / 2) ** 0.5)
+    (alpha, _), (squares,), *_ = np.linalg.lstsq(x, np.ones(4), rcond=None)
+    wide = 4.302653 * (squares / 2 * np.linalg.inv(x.T @ x)[0, 0]) ** 0.5  # Student's t, 97.5 %
+    assert fit.fit(samples).latency[1] == pytest.approx(alpha + wide)
 
 
 def stub(kind, **attributes):

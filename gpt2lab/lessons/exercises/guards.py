@@ -190,9 +190,10 @@ def restored(before: dict[str, dict]) -> list[str]:
             if now.get(key) is not value or other:
                 found.append(f"{name.rpartition('.')[2]}.{key}")
             now[key] = value
-            for k in other:
-                table.pop(k, None)
-            table.update({k: inside[k] for k in other if k in inside})
+            if other:  # all anew, so that the order is as before too
+                known = {k: table[k] for k in kept}
+                table.clear()
+                table.update(inside | known)
     return found
 
 
