@@ -892,7 +892,7 @@ def finish_in(order):  # a bug for `planted`
     def gradients(self, batch):
         loss = self.parallel.engine.run(self.parallel.mine(batch), None, self.parallel.sync)
         found = {what: lab.FINISH[what](self.parallel) for what in order}
-        return self._global_loss(loss), found["norm"]
+        return self._global_losses(loss).item(), found["norm"]
 
     return Trainer, "gradients", lambda right: gradients
 
