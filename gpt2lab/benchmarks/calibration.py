@@ -17,7 +17,6 @@ from statistics import geometric_mean, median
 
 import numpy as np
 import torch
-from scipy.optimize import nnls
 from tqdm import tqdm
 
 from ..corpus.storage import cache_dir, read_json
@@ -147,6 +146,8 @@ def features(step: dict) -> np.ndarray:
 
 def fitted(steps: list[dict]) -> tuple[float, float, float]:
     """(operations a second, bytes a second, seconds an operator) with the least relative errors, none negative."""
+    from scipy.optimize import nnls
+
     table = np.array([features(step) / step["seconds"] for step in steps])
     scale = table.max(0)
     solved = nnls(table / scale, np.ones(len(table)))[0] / scale

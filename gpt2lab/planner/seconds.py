@@ -110,7 +110,7 @@ class RankOnCluster:
         """The slowest link between neighbours of an axis, on which each rank has its card of its node."""
         network = self.cluster.network
         within = network.node > 1 and not self.crosses(axis)
-        return within and network.inside or network.between
+        return (network.inside if within else None) or network.between
 
     def travel(self, sent: Iterable[AxisTraffic]) -> Counter:
         """Seconds by axis of messages one after the other."""

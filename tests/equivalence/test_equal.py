@@ -31,6 +31,7 @@ def test_a_plan_equals_the_serial_run(pools, row):
     equal(row, pools[Plan.parse(row.plan).world])
 
 
+@pytest.mark.live
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("row", SLOW_ROWS, ids=str)

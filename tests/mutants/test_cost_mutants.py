@@ -98,7 +98,7 @@ BUGS = {
         (RankOnCluster.crowd, "if self.cluster.cores", "if False",
          costs.test_more_ranks_than_cores_share_them),
     "tensor ranks have the slow link":
-        (RankOnCluster.link, "within and", "False and", costs.test_tensor_ranks_get_the_link_inside_a_node),
+        (RankOnCluster.link, "if within", "if False", costs.test_tensor_ranks_get_the_link_inside_a_node),
     "a ring has one card of each machine":
         (seconds.groups_on_nodes, "min(min(g.values()) for g in split)", "1", cards),
     "a group of one rank in a machine has all its cards":
