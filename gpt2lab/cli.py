@@ -10,7 +10,7 @@ import sys
 
 from . import lacking
 from .machine.options import parser_of
-from .machine.words import choose, did_you_mean
+from .machine.words import CROWDED, choose, did_you_mean
 
 COMMANDS = {
     "train": "train GPT-2, on Shakespeare unless told otherwise",
@@ -47,6 +47,7 @@ WAYS = {
 FULL = {errno.ENOSPC: "Make room, or use another place.", errno.EMFILE: "Allow more of them: ulimit -n 1024."}
 NO_MEMORY = ("MemoryError", "OutOfMemoryError")
 LACKING = ("not enough memory", "can't allocate memory", "CUDA out of memory")
+REFUSED = ("can't start new thread", os.strerror(errno.EAGAIN))
 SMALLER = "Use a smaller --config, fewer rows or tokens, more micro-batches, or a plan of more ranks."
 
 
@@ -71,9 +72,11 @@ def told(error: RuntimeError) -> str:
 def in_words(error: Exception) -> str | None:
     """The sentence that a user gets for an error, without a traceback; None for an error that is ours."""
     name = getattr(error, "ename", type(error).__name__)
+    where = f"rank {error.rank}: " if hasattr(error, "rank") else ""
     if name in NO_MEMORY or any(words in str(error) for words in LACKING):
-        where = f"rank {error.rank}: " if hasattr(error, "rank") else ""
         return "\n".join([f"{where}there is not enough memory. {SMALLER}", *getattr(error, "__notes__", [])])
+    if any(words in str(error) for words in REFUSED):
+        return where + CROWDED
     if isinstance(error, OSError) and error.strerror:
         way = WAYS.get(type(error)) or FULL.get(error.errno, "")
         return f"{error.filename or 'A file or the output'}: {error.strerror}. {way}".rstrip()

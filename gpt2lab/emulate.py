@@ -11,6 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
 from .corpus.batches import IGNORED, Batch
+from .machine.patience import patiently
 from .model import GPT2, GPT2Config, Noise
 from .schedules import Op
 from .schedules.asynchronous import Stream
@@ -48,7 +49,7 @@ class Emulator:
 
     def run(self, batches: Sequence[Batch], replicas: int = 1) -> "Emulator":
         """All batches, each cut into rows of replicas and then micro-batches; returns itself."""
-        for t, batch in enumerate(batches):
+        for t, batch in enumerate(patiently(batches, "batches of the serial emulator")):
             every = torch.arange(len(batch.samples))
             rows = [part.tensor_split(self.stream.per_update) for part in every.tensor_split(replicas)]
             loss = 0.0

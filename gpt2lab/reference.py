@@ -15,6 +15,7 @@ from .corpus.batches import IGNORED, Batch
 from .emulate import torchs_optimizer
 from .experts.mixture import Experts, set_total
 from .machine.arguments import checked
+from .machine.patience import patiently
 from .model import GPT2, GPT2Config, Noise
 from .train import Recipe
 
@@ -137,7 +138,7 @@ def serial_steps(model: GPT2, batch: Batch, recipe: Recipe, steps: int = STEPS) 
     optimizer = torchs_optimizer([p for p in weights if not any(p is h for h in hidden)], recipe)
     how = {"lr": recipe.lr, "weight_decay": recipe.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
     of_hidden = torch.optim.Muon(hidden, **how) if hidden else None
-    for step in range(steps):
+    for step in patiently(range(steps), f"{recipe.optimizer} updates of the serial run"):
         serial_gradients(model, batch, step)
         torch.nn.utils.clip_grad_norm_(weights, recipe.clip)
         optimizer.step()

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
+from .corpus.batches import Batch
 from .emulate import Emulator
 from .machine import gpus
 from .machine.arguments import checked
+from .machine.patience import patiently
 from .model import GPT2Config
+from .parallel.pipeline.stages import homes_of
 from .parallel.pipeline.versions import stream_of
 from .plan import Plan, build
 from .processes.launch import Ranks, launch
@@ -30,9 +33,11 @@ from .reference import (
     serial_run,
     serial_start,
 )
-from .train import Trainer
+from .train import Recipe, Trainer
 
 TOLERANCE = 1e-10
+# A shallow comparison of a stream trains too, as all its numbers come after an update.
+STREAMED = {"gradients": RECIPES[:1], "steps": RECIPES[1:], "full": RECIPES}
 VERSIONS = ("versions read", "bytes of versions kept")
 # no arithmetic in these: not a bit may differ
 EXACT = ("initial weights", "every parameter has an owner", *VERSIONS)
@@ -58,6 +63,16 @@ class Claim:
         if self.name in EXACT and self.error == 0:
             return "0"
         return "< 1e-12" if self.error < 1e-12 else f"{self.error:.1e}"
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """What the serial emulator of a pipeline without a flush computes with a recipe."""
+
+    recipe: Recipe
+    losses: list[float]  # of each batch
+    norms: list[float]  # of each update
+    weights: dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -125,9 +140,9 @@ def verify(
         raise ValueError(
             f"{plan} needs a pool of {plan.world}, and this one has {ranks.size} ranks. Use another."
         )
-    job = plan, config, rows, length, depth
     if device != "cpu" and (lacking := gpus.gpus_needed(plan.world)):
         raise ValueError(f"device={device!r} needs {lacking}. Use cpu.")
+    job = plan, config, rows, length, depth, expected(plan, config, rows, length, depth)
     if ranks is not None:
         found = ranks.run(compare, *job, device=device)
     elif plan.world == 1:
@@ -143,6 +158,19 @@ def worst(found: list[list[Claim]]) -> list[Claim]:
     return [max(claims, key=lambda claim: claim.size) for claims in zip(*found, strict=True)]
 
 
+def expected(plan: Plan, config: GPT2Config, rows: int, length: int, depth: str) -> Serial | list[Streamed]:
+    """What a plan is held against: the serial run, or without a flush what an emulator gives for each recipe."""
+    if not plan.asynchronous:
+        return serial_run(config, rows, length, depth)
+    batches, start = _batches(plan, config, rows, length), example_weights(config)
+    stream, homes = stream_of(plan, len(batches)), homes_of(config, plan.pp)
+    found = []
+    for recipe in STREAMED[depth]:
+        emulator = Emulator(config, start, stream, homes, recipe).run(batches, plan.dp)
+        found.append(Streamed(recipe, emulator.losses, emulator.norms, emulator.weights))
+    return found
+
+
 @torch.enable_grad()
 def compare(
     rank: int,
@@ -152,25 +180,24 @@ def compare(
     rows: int,
     length: int,
     depth: str = "full",
-    serial: Serial | None = None,
+    right: Serial | list[Streamed] | None = None,
     default: torch.dtype = torch.float32,
     device: str = "cpu",
 ) -> list[Claim]:
-    """What one rank finds when it runs the plan together with the others and the serial model alone.
+    """What one rank finds when it runs the plan together with the others.
 
-    `serial`: what `serial_run` gave for this model, batch and depth; `default`: torch's default dtype meanwhile.
+    `right`: what `expected` gave for this plan, model, batch and depth; `default`: torch's default dtype meanwhile.
     """
     with default_dtype(default):
-        if not plan.asynchronous:
-            serial = serial or serial_run(config, rows, length, depth)
+        right = right or expected(plan, config, rows, length, depth)
         mesh, start = Mesh(**plan.axes), example_weights(config)
         parallel = build(plan, config, mesh, torch.float64, device=device)
-        initial = serial_start(config) if plan.asynchronous else serial.initial
+        initial = serial_start(config) if plan.asynchronous else right.initial
         claims = [_claim("initial weights", parallel.weights(), initial, rank)]
         if plan.asynchronous:
-            claims += _stream(parallel, start, rows, length, depth, rank)
+            claims += _stream(parallel, start, _batches(plan, config, rows, length), right, rank)
         else:
-            claims += _steps(parallel, start, example_batch(config, rows, length), serial, depth, rank)
+            claims += _steps(parallel, start, example_batch(config, rows, length), right, depth, rank)
         return [*claims, _owners(parallel, start)]
 
 
@@ -187,7 +214,8 @@ def _steps(parallel, start: dict, batch, serial: Serial, depth: str, rank: int) 
     for (recipe, steps), after in zip(DEPTHS[depth], serial.after, strict=True):
         parallel.load(start)
         trainer = Trainer(parallel, recipe)
-        for _ in range(steps):
+        updates = range(steps)
+        for _ in patiently(updates, f"{recipe.optimizer} updates of the plan") if rank == 0 else updates:
             trainer.step(batch)
         name = after_steps(recipe, steps)
         claims.append(_claim(f"weights {name}", parallel.weights(), after, rank))
@@ -196,30 +224,28 @@ def _steps(parallel, start: dict, batch, serial: Serial, depth: str, rank: int) 
     return [_claim("loss", numbers, serial.losses, rank), *claims]
 
 
-def _stream(parallel, start: dict, rows: int, length: int, depth: str, rank: int) -> list[Claim]:
-    """The same of a pipeline without a flush: 3 p updates against a serial emulator of its staleness.
+def _batches(plan: Plan, config: GPT2Config, rows: int, length: int) -> list[Batch]:
+    """A stream of 3 p batches: each number of a pipeline without a flush comes after an update."""
+    return [example_batch(config, rows, length, 1 + t) for t in range(3 * plan.pp)]
 
-    Every number of it comes after an update, so a shallow depth trains too: with SGD alone, or with AdamW alone.
+
+def _stream(parallel, start: dict, batches: list[Batch], streams: list[Streamed], rank: int) -> list[Claim]:
+    """The same of a pipeline without a flush, against a serial emulator of its staleness for each recipe.
 
     Besides losses and weights: did each operation read the version that the table says, and were the bytes of all
     versions kept after it those of the table?
     """
-    plan, mesh, config, claims = parallel.plan, parallel.mesh, parallel.model.config, []
-    batches = [example_batch(config, rows, length, 1 + t) for t in range(3 * plan.pp)]
-    held = comm.gather_objects((mesh["pp"].rank, list(parallel.specs)), mesh.world)
-    homes = {name: stage for stage, names in sorted(held, reverse=True) for name in names}
-    stream = stream_of(plan, len(batches))
-    for recipe in {"gradients": RECIPES[:1], "steps": RECIPES[1:], "full": RECIPES}[depth]:
+    claims = []
+    for right in streams:
         parallel.load(start)
-        found = Trainer(parallel, recipe).stream(batches)
-        right = Emulator(config, start, stream, homes, recipe).run(batches, plan.dp)
+        found = Trainer(parallel, right.recipe).stream(batches)
         pairs = {"loss": right.losses, "norm": right.norms}
         mine = {n: _double([getattr(r, n) for r in found]) for n in pairs}
         serial = {n: _double(numbers) for n, numbers in pairs.items()}
-        claims.append(_claim(f"losses and norms, {recipe.optimizer}", mine, serial, rank))
-        name = f"weights after {len(batches)} {recipe.optimizer} updates"
+        claims.append(_claim(f"losses and norms, {right.recipe.optimizer}", mine, serial, rank))
+        name = f"weights after {len(batches)} {right.recipe.optimizer} updates"
         claims.append(_claim(name, parallel.weights(), right.weights, rank))
-    return [*claims, *_as_the_table_says(parallel, stream, rank)]
+    return [*claims, *_as_the_table_says(parallel, stream_of(parallel.plan, len(batches)), rank)]
 
 
 def _as_the_table_says(parallel, stream, rank: int) -> list[Claim]:

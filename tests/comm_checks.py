@@ -34,11 +34,10 @@ class Case:
     same_input: bool = False
     same_output: bool = False
     steps: Callable = lambda n, r: []  # elements in each message that rank r sends
-    tall: bool = True  # x has a second dimension, and rows are along dim
 
 
 def cut(x, sizes, dim=0):
-    return list(x.split(list(sizes), dim))
+    return list(x.split(sizes, dim))
 
 
 def shards(n):
@@ -62,21 +61,18 @@ def scatter_steps(sizes):
 
 
 def all_reduce_steps(total):
-    return lambda n, r: scatter_steps(even(total, n))(r) + gather_steps(even(total, n))((r) % n)
+    return lambda n, r: scatter_steps(even(total, n))(r) + gather_steps(even(total, n))(r)
 
 
 W = 3  # columns
-ROOT = 1
 
 
 def root(n):
-    return ROOT % n
+    return 1 % n
 
 
 CASES = {
-    "copy_to": Case(
-        lambda x, a: comm.copy_to(x, a), lambda xs: xs, lambda r, n: 5, same_input=True, same_output=False
-    ),
+    "copy_to": Case(lambda x, a: comm.copy_to(x, a), lambda xs: xs, lambda r, n: 5, same_input=True),
     "reduce_from": Case(
         lambda x, a: comm.reduce_from(x, a),
         lambda xs: [sum(xs)] * len(xs),
@@ -98,7 +94,7 @@ CASES = {
     ),
     "all_gather dim 1": Case(
         lambda x, a: comm.all_gather(x.T, a, 1),
-        lambda xs: [torch.cat([x.T for x in xs], 1)] * len(xs),
+        lambda xs: [torch.cat(xs).T] * len(xs),
         lambda r, n: 2,
         steps=lambda n, r: [2 * W] * (n - 1),
     ),
@@ -153,9 +149,7 @@ CASES = {
     ),
     "gather dim 1": Case(
         lambda x, a: comm.gather(x.T, a, 1, root(a.size)),
-        lambda xs: [
-            torch.cat([x.T for x in xs], 1) if r == root(len(xs)) else xs[r].T[:, :0] for r in range(len(xs))
-        ],
+        lambda xs: [torch.cat(xs).T if r == root(len(xs)) else xs[r].T[:, :0] for r in range(len(xs))],
         lambda r, n: 2,
         steps=lambda n, r: [] if r == root(n) else [2 * W],
     ),
@@ -166,9 +160,7 @@ CASES = {
         steps=lambda n, r: [W * shards(n)[r]] if 2 % n else [],
     ),
     "all_to_all": Case(
-        lambda x, a: torch.cat(
-            comm.all_to_all(cut(x, shards(a.size)), a, [(shards(a.size)[a.rank], W) for _ in range(a.size)])
-        ),
+        lambda x, a: torch.cat(comm.all_to_all(cut(x, s := shards(a.size)), a, [(s[a.rank], W)] * a.size)),
         lambda xs: [torch.cat([cut(x, shards(len(xs)))[r] for x in xs]) for r in range(len(xs))],
         lambda r, n: sum(shards(n)),
         steps=lambda n, r: [W * s for p, s in enumerate(shards(n)) if p != r and s],

@@ -47,11 +47,8 @@ def pytest_collection_modifyitems(config, items):
         }
         for mark in (mark for mark, it_is in says.items() if it_is):
             item.add_marker(mark)
-        path, rotates = (
-            item.path.relative_to(tiers.ROOT).as_posix(),
-            any(map(item.get_closest_marker, ROTATE)),
-        )
-        left += [] if tiers.runs(path, item.nodeid, rotates) else [item]
+        path, rotates = item.path.relative_to(tiers.ROOT), any(map(item.get_closest_marker, ROTATE))
+        left += [] if tiers.runs(path.as_posix(), item.nodeid, rotates) else [item]
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in set(left)]

@@ -1,5 +1,7 @@
 """What the tests of sequence splitting run inside ranks: a small GPT-2, split, against the serial one."""
 
+import itertools
+
 import torch
 from pairs import all_pairs
 from planting import planting
@@ -39,14 +41,8 @@ def paired(exchanges, lengths, windows, layouts=LAYOUTS):
 
 def cases(exchanges, lengths, windows, layouts=LAYOUTS):
     """Every legal (layout, exchange, length, window)."""
-    return [
-        (lay, ex, t, w)
-        for ex in exchanges
-        for lay in layouts
-        for t in lengths
-        for w in windows
-        if legal(lay, ex, w)
-    ]
+    every = itertools.product(layouts, exchanges, lengths, windows)
+    return [(lay, ex, t, w) for lay, ex, t, w in every if legal(lay, ex, w)]
 
 
 def data(length: int):

@@ -52,6 +52,7 @@ TABLE = {
         steps tiny-window cp=2,exchange={ring,layout=zigzag|heads|halo-kv}""",
     "data": """
         full odd serial
+        steps odd-noisy loss=chunked{|,micro=3,recompute=on}
         full tiny dp=3,data={naive|bucket|server|servers}
         steps tiny dp={1|2|4|5},data={naive|bucket|server|servers}
         gradients {tiny|noisy} dp={2,micro=3|3,micro=2|2,micro=2,bucket=1,recompute=on|2,cp=2,bucket=1}
@@ -95,8 +96,9 @@ TABLE = {
         full small-noisy 4x11 cp=3,exchange={{qkv|kv|kv-allreduce|kv-roots|triangle|ring|double-ring}}
         full small-noisy 4x11 cp={{4,exchange=heads,layout=zigzag|2,exchange=ring,recompute=on}}
         full window3 3x11 cp=3,exchange={{{_HALOS}}}
-        gradients one-layer 2x11 cp={{2|3}},layout={{contiguous|unequal|interleaved|zigzag}},exchange={{{_WHOLE}}}
-        gradients window6 2x11 cp={{2|3}},layout={{contiguous|unequal}},exchange={{{_HALOS}}}
+        gradients one-layer 2x11 cp={{2,layout=unequal|2,layout=zigzag}},exchange={{{_WHOLE}}}
+        gradients one-layer 2x11 cp={{3,layout=contiguous|3,layout=interleaved}},exchange={{{_WHOLE}}}
+        gradients window6 2x11 cp={{2,layout=unequal|3,layout=contiguous}},exchange={{{_HALOS}}}
         gradients {{window3|window6}} 3x11 {{cp=3,exchange=halo-kv|cp=4,exchange=halo-x}}
         gradients {{window3|window6}} 3x11 cp=2,dp=2,exchange=halo-x-isend
         gradients small-noisy 4x11 dp=2,cp=2,exchange=ring,layout=interleaved,micro=2

@@ -2,19 +2,16 @@
 
 import ast
 from functools import cache
-from pathlib import Path
 
-from gpt2lab.lessons.answers import setup
-from gpt2lab.lessons.desk import Desk
-from gpt2lab.lessons.source import read_lesson
-
-SOURCES = Path(__file__).parents[1] / "notebooks" / "src"
+from gpt2lab.classroom import NOTEBOOKS, lessons_named
+from gpt2lab.lessons.answers import exercises, setup
+from gpt2lab.lessons.desk import Desk, split
 
 
 @cache
 def lesson(number: str):
     """The lesson whose number this is."""
-    return read_lesson(next(SOURCES.glob(f"{number}_*.py")))
+    return lessons_named(NOTEBOOKS, [number])[0]
 
 
 def definitions(number: str, *texts: str, bugs=()) -> dict:
@@ -23,11 +20,7 @@ def definitions(number: str, *texts: str, bugs=()) -> dict:
     `bugs` are pairs (right, wrong): text that stands once in these cells, and what stands there instead.
     """
     desk = Desk(lesson(number).name, setup(lesson(number)))
-    whole = "\n".join(_cells(number, *texts))
-    for right, wrong in bugs:
-        assert whole.count(right) == 1, f"{right!r} stands there {whole.count(right)} times"
-        whole = whole.replace(right, wrong)
-    tree = ast.parse(whole)
+    tree = ast.parse(_changed("\n".join(_cells(number, *texts)), bugs))
     tree.body = [node for node in tree.body if _defines(node)]
     desk.run(ast.unparse(tree), desk.names)
     return desk.names
@@ -40,6 +33,28 @@ def after(number: str, *texts: str, **names) -> dict:
     for cell in _cells(number, *texts):
         desk.run(cell, desk.names)
     return desk.names
+
+
+@cache
+def _solutions() -> dict:
+    """The lesson and the solution of every exercise, by its title."""
+    found = [(x, e) for x in lessons_named(NOTEBOOKS, []) for e in exercises(x)]
+    return {title: (x, e.cell.solved()) for x, e in found for title in e.titles}
+
+
+def judged(title: str, *changes) -> tuple[str, str]:
+    """The verdict (status, words) on the solution of an exercise with these changes (right, wrong) in its text."""
+    of, text = _solutions()[title]
+    body, checks = split(text)
+    ((_, *verdict),) = Desk(of.name, setup(of)).verdicts(body, _changed(body, changes), checks)
+    return tuple(verdict)
+
+
+def _changed(text: str, changes) -> str:
+    for right, wrong in changes:
+        assert text.count(right) == 1, f"{right!r} stands there {text.count(right)} times"
+        text = text.replace(right, wrong)
+    return text
 
 
 def _cells(number: str, *texts: str) -> list[str]:

@@ -7,18 +7,18 @@
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import torch
 from planting import planted
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt2lab import Ranks
 from gpt2lab.compositions import PAIRS, WITH_EXPERTS
+from gpt2lab.lessons.labs.instruments import trainer_by
 from gpt2lab.model import GPT2Config
-from gpt2lab.plan import Plan, build
+from gpt2lab.plan import Plan
 from gpt2lab.processes import status_board
 from gpt2lab.ranks import comm
-from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import example_batch
-from gpt2lab.train import Trainer
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 SIZES = 7, 11  # rows and tokens of the batch: nothing divides
@@ -75,9 +75,8 @@ def recorded():
 
 def of_a_step(rank, world_size, plan: str, config) -> str:
     """The order of calls of one step (of an asynchronous plan: three) on this rank."""
-    plan = Plan.parse(plan)
-    trainer = Trainer(build(plan, config, Mesh(**plan.axes)))
-    batches = [example_batch(config, *SIZES)] * (3 if plan.asynchronous else 1)
+    trainer = trainer_by(plan, config, dtype=torch.float32)
+    batches = [example_batch(config, *SIZES)] * (3 if trainer.parallel.plan.asynchronous else 1)
     trainer.stream(batches)
     with recorded() as found:
         trainer.stream(batches)

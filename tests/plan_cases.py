@@ -25,7 +25,7 @@ def models(draw) -> GPT2Config:
         n_layer=draw(st.integers(1, 5)),
         n_head=heads,
         n_embd=heads
-        * draw(st.sampled_from([8, 10])),  # fewer than 8: norms of nearly equal numbers, all rounding
+        * draw(st.sampled_from([8, 10])),  # with fewer, norms of nearly equal numbers: all rounding
         window=draw(st.none() | st.integers(1, 8)),
     )
 

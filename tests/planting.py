@@ -16,11 +16,12 @@ import tempfile
 import textwrap
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from types import CodeType
 
 import pytest
-from warm import reference, unpacked
+from warm import reference
 
 from gpt2lab import verify
 from gpt2lab.plan import Plan
@@ -86,7 +87,7 @@ def all_planted(*bugs):
 @contextmanager
 def rewritten(function, right: str, wrong: str):
     """Run other text in place of a function's: all who have the function run it."""
-    function = inspect.unwrap(getattr(function, "fget", None) or getattr(function, "func", function))
+    function = _standing(_plain(function))
     text = textwrap.dedent(inspect.getsource(function))
     assert text.count(right) == 1, f"{function.__qualname__} has changed: {right!r} is not there once"
     tree, free = ast.parse(text.replace(right, wrong)), function.__code__.co_freevars
@@ -100,6 +101,18 @@ def rewritten(function, right: str, wrong: str):
         yield
     finally:
         function.__code__ = before
+
+
+def _standing(function):
+    """The function that its name gives here: a rank may have been sent a copy, where torch has wrapped it meanwhile."""
+    if "<locals>" in function.__qualname__:
+        return function
+    return _plain(attrgetter(function.__qualname__)(sys.modules[function.__module__]))
+
+
+def _plain(function):
+    """What a property, a cached function, or a wrapper around one runs."""
+    return inspect.unwrap(getattr(function, "fget", None) or getattr(function, "func", function))
 
 
 def forget() -> None:
@@ -122,10 +135,10 @@ def under(bug, job):
     return run
 
 
-def compare_with_bug(rank, world_size, serial, bug, plan, config, depth):
+def compare_with_bug(rank, world_size, right, bug, plan, config, depth):
     """What `verify.compare` finds on this rank while a bug is planted."""
     with planting(bug):
-        return verify.compare(rank, world_size, plan, config, *SIZES, depth, unpacked(serial))
+        return verify.compare(rank, world_size, plan, config, *SIZES, depth, right)
 
 
 def _codes(code: CodeType, name: str):
@@ -136,12 +149,12 @@ def _codes(code: CodeType, name: str):
         yield from _codes(inner, name)
 
 
-def is_noticed(ranks, bug, plan, config, limit: float = 1e-6, depths=("gradients", "full")) -> bool:
+def is_noticed(ranks, bug, plan, config, limit: float = 1e-6, depths=()) -> bool:
     """Whether the comparison with the serial run notices a bug: one step first, and training only if that is equal."""
     plan = Plan.parse(plan) if isinstance(plan, str) else plan
-    for depth in ("full",) if plan.asynchronous else depths:
-        serial = reference(config, *SIZES, depth)
-        if noticed(ranks.run(compare_with_bug, serial, bug, plan, config, depth), limit):
+    for depth in depths or (("full",) if plan.asynchronous else ("gradients", "full")):
+        right = reference(plan, config, *SIZES, depth)
+        if noticed(ranks.run(compare_with_bug, right, bug, plan, config, depth), limit):
             return True
     return False
 

@@ -26,14 +26,16 @@ TOLD, TOO_MUCH = 1.5, 3.0  # times the budget
 # kind of pair. Numbers, bytes, memory and times are made and counted above the transport: the same over both.
 GLOO = ("test_comm", "test_algorithms", "test_strided", "faults/test_ranks_fail")
 GLOO += tuple(f"equivalence/test_{name}" for name in ("equal", "bfloat16", "generation", "random_plans"))
-GLOO_SLOW = ("test_data", "test_zero", "test_zero_labs", "test_tensor", "test_pipeline", "test_context")
-GLOO_SLOW += (
+GLOO_SLOW = (
+    "test_data",
+    "test_zero",
+    "test_zero_labs",
+    "test_tensor",
+    "test_pipeline",
+    "test_context",
     "test_halo",
-    "test_plan_choices",
-    "test_planner_labs",
-    "test_asynchronous",
-    "test_asynchronous_labs",
 )
+GLOO_SLOW += ("test_plan_choices", "test_planner_labs", "test_asynchronous", "test_asynchronous_labs")
 GLOO_SLOW += ("test_sharding", "test_sharding_programs", "test_sharding_stages")
 
 SLOW = "SLOW" in os.environ
@@ -181,12 +183,9 @@ def main(names: list[str]) -> int:
     if os.environ["TODAY"] not in {"all", *map(str, range(tiers.DAYS))}:
         print(f"TODAY={os.environ['TODAY']} is no day. Use 0 to {tiers.DAYS - 1}, or all.")
         return 2
-    day = (
-        "everything"
-        if os.environ["TODAY"] == "all"
-        else f"day {os.environ['TODAY']} of 0 to {tiers.DAYS - 1}"
-    )
-    print(f"TODAY={os.environ['TODAY']}: {day}{f', of lesson {LESSON}' * bool(LESSON)}", flush=True)
+    today = os.environ["TODAY"]
+    day = "everything" if today == "all" else f"day {today} of 0 to {tiers.DAYS - 1}"
+    print(f"TODAY={today}: {day}{f', of lesson {LESSON}' * bool(LESSON)}", flush=True)
     for name, value in {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "PYTHONHASHSEED": "0"}.items():
         os.environ.setdefault(name, value)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each of hundreds of processes compiles the package

@@ -62,18 +62,11 @@ def slurm(folder):
         (folder / name).mkdir()
     env = os.environ | {"SLURM_CONF": str(folder / "slurm.conf"), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
     with contextlib.ExitStack() as stack:
-        for command in (
-            [
-                "munged",
-                "--foreground",
-                "--force",
-                f"--key-file={folder}/key",
-                f"--socket={folder}/munge.socket",
-            ]
-            + [f"--{kind}-file={folder}/munge.{kind}" for kind in ("pid", "log", "seed")],
-            ["slurmctld", "-D"],
-            ["slurmd", "-D"],
-        ):
+        munged = ["munged", "--foreground", "--force", f"--key-file={folder}/key"]
+        munged += [
+            f"--{kind}={folder}/munge.{kind}" for kind in ("socket", "pid-file", "log-file", "seed-file")
+        ]
+        for command in (munged, ["slurmctld", "-D"], ["slurmd", "-D"]):
             stack.enter_context(_daemon(command, env, folder / f"{command[0]}.out"))
         _wait_for_an_idle_machine(env)
         yield env

@@ -145,7 +145,7 @@ def test_trees_reach_everybody_and_no_rank_has_children_in_both(n):
                 rank, steps = parents[rank], steps + 1
             depth = max(depth, steps)
         assert depth <= math.ceil(math.log2(n + 1))
-    assert [r for r in range(n) for c in tree.children(r, n)].__len__() == n - 1
+    assert sum(len(tree.children(r, n)) for r in range(n)) == n - 1
     assert not {p for p in both[0] if p >= 0} & {p for p in both[1] if p >= 0}
     assert max(parents.count(r) for parents in both for r in range(n)) <= 2
 

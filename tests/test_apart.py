@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 
+from gpt2lab import launch
 from gpt2lab.classroom import apart
 from gpt2lab.classroom.peer import Gone, Peer
 from gpt2lab.classroom.values import NotPlain, decode, encode, renew
@@ -106,9 +107,8 @@ def test_an_argument_that_was_changed_is_changed_in_place():
     old = [inner, {"a": tensor, "gone": 1}, (array,), {1}]
     new = [[5], {"a": torch.ones(2), "b": 3}, (np.ones(2),), {2, 3}]
     assert renew(old, new) is old and old[0] is inner and old[1]["a"] is tensor and old[2][0] is array
-    assert (
-        inner == [5] and tensor.sum() == array.sum() == 2 and old[1].keys() == {"a", "b"} and old[3] == {2, 3}
-    )
+    assert inner == [5] and tensor.sum() == array.sum() == 2
+    assert old[1].keys() == {"a", "b"} and old[3] == {2, 3}
 
 
 BLANK = "def f(x, y=0):\n    raise NotImplementedError('your turn')\n"
@@ -176,6 +176,27 @@ def test_a_checker_sees_across_what_it_would_see_beside_the_answer(name):
     sees(*CASES[name])
 
 
+ON_RANKS = {
+    "a value of each":
+        ("base = 10\ndef f(x, y=0): return [base + x, y]",
+         "from gpt2lab.lessons.exercises import live\n    assert live(f, ranks=2) == [[10, 2], [11, 2]]"),
+    "what would run where it is read":
+        ("class Own:\n    def __reduce__(self): return print, ('ran',)\ndef f(x, y=0): return Own()",
+         "from gpt2lab.lessons.exercises import live\n    live(f, ranks=1)", "FAIL print is no plain value"),
+    "a module that is changed there":
+        ("def f(x, y=0):\n    import gpt2lab.ranks.comm as comm\n    comm.traffic = dict\n    return x",
+         "from gpt2lab.lessons.exercises import live\n    live(f, ranks=1)", "FAIL your answer replaces comm.traffic"),
+}  # fmt: skip
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", ON_RANKS)
+def test_ranks_run_what_the_answers_process_has_packed_and_the_checker_reads_plain_values(name):
+    # this process has started ranks before: those of its forks are none of these
+    launch(lambda *_: None, ranks=1)
+    sees(*ON_RANKS[name])
+
+
 def sees(answer, test, said="PASS", across=True):
     status, _, words = said.partition(" ")
     found = judge(answer, f"def test(f):\n    {test}\n")
@@ -184,10 +205,8 @@ def sees(answer, test, said="PASS", across=True):
 
 def test_what_an_answer_leaves_running_ends_with_its_exercise_and_an_endless_one_with_its_time(monkeypatch):
     mark = str(10**6 + os.getpid())
-    deed = (
-        f"import subprocess\ndef f(x):\n    subprocess.Popen(['sleep', '{mark}'], start_new_session=True)\n"
-    )
-    deed += "    return 1"
+    deed = f"subprocess.Popen(['sleep', '{mark}'], start_new_session=True)"
+    deed = f"import subprocess\ndef f(x):\n    {deed}\n    return 1"
     assert judge(deed, "def test(f):\n    assert f(1) == 1\n")[0] == "PASS"
     assert not [p for p in psutil.process_iter(["cmdline"]) if mark in (p.info["cmdline"] or ())]
     monkeypatch.setattr(exercises, "LIMIT", 0.5)

@@ -18,12 +18,11 @@ from gpt2lab.lessons.labs.instruments import apart
 from gpt2lab.lessons.labs.staleness import LETTERS, homes_of, losses
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel.data import Naive, Replicas
-from gpt2lab.parallel.pipeline.versions import Embedding, Read
+from gpt2lab.parallel.pipeline.versions import Embedding
 from gpt2lab.plots import asynchronous as plots
-from gpt2lab.plots.style import png
 from gpt2lab.reference import example_batch, serial_gradients
 from gpt2lab.schedules import Cost, simulate
-from gpt2lab.schedules.asynchronous import FREE, make_stream
+from gpt2lab.schedules.asynchronous import make_stream
 from gpt2lab.train import Recipe
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=2, n_embd=16)
@@ -98,21 +97,18 @@ def head_of_one_replica_alone(right):
     return lambda self, micro: right(self, micro) * (self.ends.rank == 0)
 
 
-@pytest.mark.parametrize(
-    "stages, owner, name, make",
-    [
-        ((2, 1), Naive, "finish", lambda right: Replicas.finish),
-        ((1, 2), Naive, "finish", lambda right: Replicas.finish),
-        ((1, 2), Embedding, "pull", followed_by_the_first_alone),
-        ((2, 1), Embedding, "take", head_of_one_replica_alone),
-    ],
-    ids=["first updating apart", "last updating apart", "new embedding for one", "head's gradient from one"],
-)
-def test_mutants_of_replicated_stages_are_noticed(pools, stages, owner, name, make):
-    recipe = Recipe("sgd", lr=0.1, clip=None)
+APART = {  # stages, and the bug
+    "first updating apart": ((2, 1), (Naive, "finish", lambda right: Replicas.finish)),
+    "last updating apart": ((1, 2), (Naive, "finish", lambda right: Replicas.finish)),
+    "new embedding for one": ((1, 2), (Embedding, "pull", followed_by_the_first_alone)),
+    "head's gradient from one": ((2, 1), (Embedding, "take", head_of_one_replica_alone)),
+}
 
-    job = under((owner, name, make), replicated.train)
-    found = pools[sum(stages)].run(job, "pipedream", stages, DEEP, BATCHES, recipe)
+
+@pytest.mark.parametrize("stages, bug", APART.values(), ids=APART)
+def test_mutants_of_replicated_stages_are_noticed(pools, stages, bug):
+    recipe = Recipe("sgd", lr=0.1, clip=None)
+    found = pools[sum(stages)].run(under(bug, replicated.train), "pipedream", stages, DEEP, BATCHES, recipe)
     assert largest_error(found, replicated.emulate("pipedream", stages, DEEP, BATCHES, recipe)) > 1e-6
 
 
@@ -134,11 +130,9 @@ def test_mutant_a_bound_off_by_one_is_seen_in_the_log():
 
 
 def test_the_slow_worker_makes_the_others_stale_and_the_bound_limits_it():
-    most = {}
-    for bound in (0, 1, 3, None):
-        log = log_of(servers.arrivals([1.0, 1.0, 4.0], 12, bound))
-        most[bound] = max(missed(log))
-    assert most[0] == 0 < most[1] < most[3] <= most[None]
+    logs = [log_of(servers.arrivals([1.0, 1.0, 4.0], 12, bound)) for bound in (0, 1, 3, None)]
+    none, one, three, free = (max(missed(log)) for log in logs)
+    assert none == 0 < one < three <= free
 
 
 def test_a_paced_run_is_as_slow_as_its_order_says_and_gives_the_same_bits(pools):
@@ -197,9 +191,8 @@ def test_local_sgd_equals_its_emulator_and_sends_every_h_steps(pools, ranks, eve
     found = pools[ranks].run(local_sgd.train, CONFIG, BATCHES, every)
     want, losses = local_sgd.emulate(CONFIG, BATCHES, ranks, every)
     for rank, (weights, mine, traffic) in enumerate(found):
-        assert torch.allclose(weights, want, rtol=0, atol=1e-12) and mine == pytest.approx(
-            losses[rank], 1e-12
-        )
+        assert torch.allclose(weights, want, rtol=0, atol=1e-12)
+        assert mine == pytest.approx(losses[rank], 1e-12)
         calls, size, _ = traffic["all_reduce", "dp"]
         assert calls == len(BATCHES) // every
         assert abs(size - calls * 2 * (ranks - 1) * 8 * CONFIG.parameters // ranks) < 8 * ranks * calls
@@ -245,39 +238,20 @@ def test_coded_sums_that_lose_what_a_rank_says_are_noticed(pools):
     assert off_the_way(pools, First(), feedback=False)[0] > 0.1
 
 
-@pytest.mark.parametrize(
-    "name, make",
-    [
-        ("step", lambda right: lambda self, difference: right(self, -difference)),
-        ("step", lambda right: lambda self, difference: right(self, difference / 2)),
-    ],
-    ids=["outer gradient with the wrong sign", "mean taken twice"],
-)
-def test_mutants_of_the_outer_step_are_noticed(pools, name, make):
-    job = under((local_sgd.Outer, name, make), local_sgd.train)
+OUTER = {
+    "outer gradient with the wrong sign": lambda right: lambda self, difference: right(self, -difference),
+    "mean taken twice": lambda right: lambda self, difference: right(self, difference / 2),
+}
+
+
+@pytest.mark.parametrize("make", OUTER.values(), ids=OUTER)
+def test_mutants_of_the_outer_step_are_noticed(pools, make):
+    job = under((local_sgd.Outer, "step", make), local_sgd.train)
     (weights, *_), _ = pools[2].run(job, CONFIG, BATCHES[:4], 2)
     assert not torch.allclose(weights, local_sgd.emulate(CONFIG, BATCHES[:4], 2, 2)[0], rtol=0, atol=1e-6)
 
 
 # --- figures
-
-
-def test_each_figure_is_drawn():
-    for name in FREE:
-        assert png(plots.version_map(make_stream(name, 3, 6, 3 if name == "2bw" else 1), 6, name))
-    stream = make_stream("pipedream", 2, 4)
-    record = [
-        [Read(op, 0, held, 0) for op, held in zip(stream.schedule.orders[s], stream.held(s), strict=True)]
-        for s in range(2)
-    ]
-    assert png(plots.kept({"pipedream": record}))
-    assert png(plots.staleness({"BSP": [0, 0, 0], "ASP": [0, 2, 3]}))
-    assert png(plots.loss_by_rule({"BSP": [([0.0, 1.0], [3.0, 2.0]), ([0.0, 1.5], [3.1, 2.2])]}))
-    losses = {("1f1b", 0.1, 0): [[3.0, 2.0]], ("2bw", 0.1, 0): [[3.0, 2.5], [3.1, 2.4]]}
-    losses["2bw", 0.1, 9] = [[3.0, 2.4]]
-    assert png(plots.curves(losses, {"1f1b": 1.75, "2bw": 1})) and png(
-        plots.tradeoff(losses, {"1f1b": 1.75, "2bw": 1})
-    )
 
 
 def test_the_clock_says_which_version_is_read_and_how_many_are_kept():
@@ -297,8 +271,7 @@ def test_the_clock_says_which_version_is_read_and_how_many_are_kept():
 
 def test_letters_are_learnt_with_every_parameter_at_home():
     homes = homes_of(LETTERS, 4)
-    assert set(homes) == {n for n, _ in GPT2(LETTERS).named_parameters()} and set(homes.values()) == set(
-        range(4)
-    )
+    assert set(homes) == {n for n, _ in GPT2(LETTERS).named_parameters()}
+    assert set(homes.values()) == set(range(4))
     found = losses("1f1b", 0.2, 0, 0, 12, stages=2)
     assert found[-1] < found[0] - 0.5

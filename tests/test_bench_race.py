@@ -109,9 +109,8 @@ def test_on_ranks_every_rank_makes_the_contest(pools):
 
 def test_of_a_number_the_smallest_and_the_largest_of_all_ranks_are_told_and_words_of_the_first():
     facts = [{"a": {"differs by": apart, "orders:": word}} for apart, word in ((2e-7, "x"), (1e-7, "y"))]
-    assert Outcome({}, facts).told("a") == "differs by 1e-07 to 2e-07; orders: x" and not Outcome(
-        {}, facts
-    ).told("b")
+    assert Outcome({}, facts).told("a") == "differs by 1e-07 to 2e-07; orders: x"
+    assert not Outcome({}, facts).told("b")
     assert Outcome({}, [{"a": {"n": 1.0}}] * 2).told("a") == "n 1"
 
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from gpt2lab.compositions import plans_by_pair
 from gpt2lab.lessons.labs.node_traffic import BETWEEN, INSIDE, by_class, price, total
@@ -10,70 +11,53 @@ from gpt2lab.machine.links import Link, Network
 from gpt2lab.plan import Plan, build
 from gpt2lab.plots import mesh as plots
 from gpt2lab.plots.style import png
-from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.train import Trainer
 
-pytestmark = pytest.mark.live
+LONG = replace(CONFIG, n_layer=8)
 
 
-def sent(rank, world, text, node):
+def sent(rank, world, text, nodes, config=CONFIG, rows=7):
     plan = Plan.parse(text)
-    one = Trainer(build(plan, CONFIG, Mesh(**plan.axes)))
+    one = Trainer(build(plan, config, Mesh(**plan.axes)))
     comm.clear_log()
-    one.step(example_batch(CONFIG, 7, 12))
-    found = by_class(comm.log, rank, node)
+    one.step(example_batch(config, rows, 12))
+    found = by_class(comm.log, rank, nodes)
     assert sum(found.values()) == sum(e.bytes for e in comm.log)
     return found
 
 
-def test_tensor_parallel_neighbours_stay_inside_a_node_and_replicas_talk_between():
-    with Ranks(4, echo=False) as ranks:
-        for found in ranks.run(sent, "dp=2,tp=2", 2):
-            assert ("tp", BETWEEN) not in found and ("dp+cp", INSIDE) not in found
-            assert found["tp", INSIDE] > 0 and found["dp+cp", BETWEEN] > 0
-        for found in ranks.run(sent, "pp=2,tp=2,micro=2", 2):
-            assert found["pp", BETWEEN] > 0 and found["tie", BETWEEN] > 0
-        whole = ranks.run(sent, "pp=4,micro=2", 2)
-        assert ("pp", INSIDE) not in whole[0] or whole[0]["pp", INSIDE] > 0
-        assert whole[1]["pp", INSIDE] == whole[1]["pp", BETWEEN]
-        assert ("pp", BETWEEN) not in whole[0]
+def test_tensor_parallel_neighbours_stay_inside_a_node_and_replicas_talk_between(pools):
+    for found in pools[4].run(sent, "dp=2,tp=2", 2):
+        assert ("tp", BETWEEN) not in found and ("dp+cp", INSIDE) not in found
+        assert found["tp", INSIDE] > 0 and found["dp+cp", BETWEEN] > 0
+    for found in pools[4].run(sent, "pp=2,tp=2,micro=2", 2):
+        assert found["pp", BETWEEN] > 0 and found["tie", BETWEEN] > 0
+    first, second, *_ = pools[4].run(sent, "pp=4,micro=2", 2)
+    assert first["pp", INSIDE] > 0 and ("pp", BETWEEN) not in first
+    assert second["pp", INSIDE] == second["pp", BETWEEN]
 
 
-def interleaved(rank, world, node, micros=4, rows=8, length=12):
-    """Pipeline bytes of eight stages on four ranks, counted: stage s lives on rank s % 4, so 3 sends on to 0."""
-    config = replace(CONFIG, n_layer=8)
-    plan = Plan.parse(f"pp=4,micro={micros},schedule=interleaved")
-    one = Trainer(build(plan, config, Mesh(**plan.axes)))
-    comm.clear_log()
-    one.step(example_batch(config, rows, length))
-    found = by_class(comm.log, rank, node)
-    return {kind: size for (axis, kind), size in found.items() if axis == "pp"}
-
-
-def test_an_interleaved_pipeline_sends_from_its_last_rank_to_its_first():
+def test_an_interleaved_pipeline_sends_from_its_last_rank_to_its_first(pools):
+    """Of eight stages on four ranks, stage s lives on rank s % 4, so 3 sends on to 0."""
     nodes, border = (
         (0, 0, 1, 1),
         8 * 12 * CONFIG.n_embd * 4,
     )  # bytes between two stages, all micro-batches together
     right: list[dict] = [{} for _ in nodes]
     for stage in range(7):
-        for source, target in (
-            (stage % 4, (stage + 1) % 4),
-            ((stage + 1) % 4, stage % 4),
-        ):  # forward and backward
-            kind = INSIDE if nodes[source] == nodes[target] else BETWEEN
-            right[source][kind] = right[source].get(kind, 0) + border
-    with Ranks(4, echo=False) as ranks:
-        assert ranks.run(interleaved, nodes) == right
+        here, there = stage % 4, (stage + 1) % 4
+        for source, target in ((here, there), (there, here)):  # forward and backward
+            key = "pp", INSIDE if nodes[source] == nodes[target] else BETWEEN
+            right[source][key] = right[source].get(key, 0) + border
+    found = pools[4].run(sent, "pp=4,micro=4,schedule=interleaved", nodes, LONG, 8)
+    assert [{key: size for key, size in of.items() if key[0] == "pp"} for of in found] == right
 
 
 def direct(rank, world):
     """Where the bytes of each kind of call go, as the log has it."""
-    import torch
-
     axis, found = Mesh(dp=world)["dp"], {}
     calls = {
         "all_reduce": lambda: comm.all_reduce(torch.zeros(4), axis),
@@ -91,9 +75,8 @@ def direct(rank, world):
     return found, price(comm.log, rank, Network(SLOW, FAST, node=2))
 
 
-def test_the_log_says_to_whom_each_call_sends_and_a_message_pays_for_its_own_link():
-    with Ranks(4, echo=False) as ranks:
-        found = ranks.run(direct)
+def test_the_log_says_to_whom_each_call_sends_and_a_message_pays_for_its_own_link(pools):
+    found = pools[4].run(direct)
     for rank, (sent, seconds) in enumerate(found):
         assert [target for target, _ in sent["all_reduce"]] == [(rank + 1) % 4]
         assert sent["scatter"] == ([(0, 4), (2, 4), (3, 4)] if rank == 1 else [])
@@ -103,28 +86,23 @@ def test_the_log_says_to_whom_each_call_sends_and_a_message_pays_for_its_own_lin
         assert seconds == pytest.approx(1e-3 if rank % 2 == 0 else 0.5 + 1.0)
 
 
-ROUND_ROBIN = (0, 1, 0, 1)
 FAST, SLOW = Link(0.0, 1e6), Link(0.5, 1e3)
 
 
 def dealt(rank, world, text):
     """Bytes of an all-reduce of 8 numbers along each axis by class, and its price, for both ways to deal ranks."""
-    import torch
-
     mesh, found = Mesh(**Plan.parse(text).axes), []
     comm.clear_log()
     comm.all_reduce(torch.zeros(8), mesh["tp"])
-    for nodes in ((0, 0, 1, 1), ROUND_ROBIN):
-        found.append(
-            (by_class(comm.log, rank, nodes), price(comm.log, rank, Network.placed(nodes, FAST, SLOW)))
-        )
+    for nodes in ((0, 0, 1, 1), (0, 1, 0, 1)):
+        seconds = price(comm.log, rank, Network.placed(nodes, FAST, SLOW))
+        found.append((by_class(comm.log, rank, nodes), seconds))
     assert by_class(comm.log, rank, 2) == found[0][0]
     return found
 
 
-def test_the_same_bytes_cross_nodes_when_ranks_are_dealt_round_robin_and_cost_more():
-    with Ranks(4, echo=False) as ranks:
-        found = ranks.run(dealt, "dp=2,tp=2")
+def test_the_same_bytes_cross_nodes_when_ranks_are_dealt_round_robin_and_cost_more(pools):
+    found = pools[4].run(dealt, "dp=2,tp=2")
     blocks, robin = ([mine[i] for mine in found] for i in (0, 1))
     assert total(sent for sent, _ in blocks) == {("tp", INSIDE): 4 * 32}
     assert total(sent for sent, _ in robin) == {("tp", BETWEEN): 4 * 32}
@@ -134,22 +112,18 @@ def test_the_same_bytes_cross_nodes_when_ranks_are_dealt_round_robin_and_cost_mo
 
 
 def test_a_cube_joins_the_ranks_of_each_group_and_frames_the_nodes():
-    lines = {"pp": [(0, 4), (1, 5), (2, 6), (3, 7)], "tp": [(0, 1), (2, 3), (4, 5), (6, 7)]}
-    lines = {"pp": lines["pp"], "dp": [(0, 2), (1, 3), (4, 6), (5, 7)], "tp": lines["tp"]}
+    apart = {"pp": 4, "dp": 2, "tp": 1}
+    lines = {name: [(r, r + by) for r in range(8) if not r & by] for name, by in apart.items()}
     fig = plots.cube(lines, [r // 4 for r in range(8)])
-    assert [ax.get_title(loc="left") for ax in fig.axes] == [
-        "pp: ranks 4 apart",
-        "dp: ranks 2 apart",
-        "tp: neighbours",
-    ]
+    titles = [ax.get_title(loc="left") for ax in fig.axes]
+    assert titles == ["pp: ranks 4 apart", "dp: ranks 2 apart", "tp: neighbours"]
     for ax in fig.axes:
         assert sorted(text.get_text() for text in ax.texts) == [str(r) for r in range(8)]
         assert len({t.get_position() for t in ax.texts}) == 8 and len(ax.patches) == 2  # two nodes
         assert len(ax.collections) == 4  # four groups
-        thin = [line for line in ax.lines if line.get_linewidth() == 1]
-        assert (
-            len({tuple(sorted(zip(*line.get_data(), strict=True))) for line in thin}) == 12
-        )  # edges of a cube
+        thin = [line.get_data() for line in ax.lines if line.get_linewidth() == 1]
+        edges = {tuple(sorted(zip(*line, strict=True))) for line in thin}
+        assert len(edges) == 12  # of a cube
 
 
 def test_bytes_by_class_are_stacked_to_their_sum():
@@ -178,9 +152,9 @@ def test_bugs_show_each_curve_and_each_error():
 
 def test_the_triangle_of_strategies_counts_tested_plans():
     fig = plots.strategy_pairs(["data", "tensor"], plans_by_pair())
-    counts = [text.get_text() for text in fig.axes[0].texts]
-    assert counts == [
-        str(len(plans_by_pair()[pair])) for pair in (("data",) * 2, ("tensor", "data"), ("tensor",) * 2)
+    pairs = ("data", "data"), ("tensor", "data"), ("tensor", "tensor")
+    assert [text.get_text() for text in fig.axes[0].texts] == [
+        str(len(plans_by_pair()[pair])) for pair in pairs
     ]
     assert png(fig)[:4] == b"\x89PNG"
 

@@ -3,15 +3,21 @@
 import os
 import re
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 
 from gpt2lab import RankFailed, cli, launch
 from gpt2lab.commands import folders, train
+from gpt2lab.machine import namespaces
+from gpt2lab.model import GPT2Config
+from gpt2lab.plan import Plan, build
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.run import Options
+from gpt2lab.storage import checkpoint
+from gpt2lab.train import Recipe, Trainer
 
 pytestmark = pytest.mark.live
 
@@ -44,6 +50,28 @@ def test_what_is_no_command_is_told_with_the_way_out(typed, hint, capsys):
     except SystemExit as stop:
         status = stop.code
     assert status == 2 and hint in capsys.readouterr().err
+
+
+NO_PLACE = {  # what a rank would refuse when all machines have started
+    "--device cuda": "--device cuda needs a GPU for each of the 2 ranks",
+    "--out file": "file: File exists. Use ",
+    "--out file/runs": "file/runs: Not a directory. Use the name of a folder.",
+    "--out \udcff": "is not valid UTF-8",
+    "--resume": "Another process is training in runs/",
+}
+
+
+@pytest.mark.parametrize("words", NO_PLACE)
+def test_a_cluster_is_refused_before_its_machines_start(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(namespaces, "check", lambda: None)
+    monkeypatch.setattr(namespaces, "running", lambda *_: pytest.fail("machines started"))
+    Path("file").touch()
+    run = folders.new(Options(plan="dp=4"), "runs")
+    checkpoint.save(Trainer(build(Plan(), GPT2Config(37, 16, 1, 2, 8), Mesh()), Recipe()), run)
+    with folders.occupied(run):
+        assert cli.main(["cluster", "--", "train", "--plan", "dp=4", "--steps", "3", *words.split()]) == 2
+    assert NO_PLACE[words] in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)

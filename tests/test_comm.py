@@ -192,22 +192,18 @@ def test_other_types_pass_unchanged(pool, dtype):
 
 
 def test_strided_tensors_are_handled_not_misread(pool):
+    calls = (
+        comm.all_reduce, comm.all_gather, comm.reduce_scatter, comm.ring_shift,
+        lambda x, axis: comm.broadcast(x, axis, 1), lambda x, axis: comm.reduce(x, axis, 2),
+    )  # fmt: skip
+
     def work(rank, world_size):
         axis = Mesh(dp=world_size)["dp"]
         whole = integers(4, 6, seed=rank)
         for view in (whole.T, whole[:, ::2], whole[1:3, 1:5], whole.flip(0), whole[0].expand(3, 6)):
-            expected = view.contiguous()
-            assert torch.equal(comm.all_reduce(view, axis), comm.all_reduce(expected, axis))
-            assert torch.equal(comm.broadcast(view, axis, 1), comm.broadcast(expected, axis, 1))
-            assert torch.equal(comm.reduce(view, axis, 2), comm.reduce(expected, axis, 2))
-            assert torch.equal(comm.all_gather(view, axis), comm.all_gather(expected, axis))
-            assert torch.equal(comm.reduce_scatter(view, axis), comm.reduce_scatter(expected, axis))
-            assert torch.equal(comm.ring_shift(view, axis), comm.ring_shift(expected, axis))
-            calls = [comm.all_reduce, comm.all_gather, comm.reduce_scatter, comm.ring_shift]
-            assert all(call(view, axis).is_contiguous() for call in calls)
-            assert (
-                comm.broadcast(view, axis, 1).is_contiguous() and comm.reduce(view, axis, 2).is_contiguous()
-            )
+            for give in calls:
+                found = give(view, axis)
+                assert torch.equal(found, give(view.contiguous(), axis)) and found.is_contiguous()
         with pytest.raises(ValueError, match="contiguous buffer"):
             comm.all_reduce(whole.T, axis, own=True)
 
@@ -331,13 +327,10 @@ MISFITS = {
         lambda a: comm.all_to_all([ONES[:2], ONES[:4]], a, [(6,), (4,)]),
     ),
     "message": (lambda a: comm.send(ONES, a, 1), lambda a: comm.recv(ONES[:3], a, 0)),
-    "both send": (lambda a: comm.isend(ONES, a, 1).wait(), lambda a: comm.isend(ONES, a, 0).wait()),
-    "both receive": (lambda a: comm.recv(ONES, a, 1), lambda a: comm.recv(ONES, a, 0)),
 }
-DEADLOCKS = ("both send", "both receive")
 
 
-@pytest.mark.parametrize("what", [name for name in MISFITS if name not in DEADLOCKS])
+@pytest.mark.parametrize("what", MISFITS)
 def test_a_mismatch_is_named_at_once_with_both_sides(what):
     start = time.monotonic()
     with pytest.raises(RankFailed) as info, Ranks(2, echo=False, timeout=600) as two:
@@ -347,30 +340,6 @@ def test_a_mismatch_is_named_at_once_with_both_sides(what):
     assert info.value.ename == "Mismatch" and "Two ranks made calls that do not match" in error
     assert error.count("#") >= 2 and error.count("test_comm.py") >= 2
     assert "  rank 0 call" in error and "  rank 1 call" in error
-
-
-@pytest.mark.parametrize("what", DEADLOCKS)
-def test_a_deadlock_of_two_explains_itself(what):
-    with pytest.raises(RankFailed) as info, Ranks(2, echo=False, timeout=2) as two:
-        two.run(differently, *MISFITS[what])
-    op = what.split()[1].replace("receive", "recv")
-    for rank, peer in ((0, 1), (1, 0)):
-        assert f"rank {rank} waits" in str(info.value)
-        assert f"in {op} #1 on axis 'dp' (6,) float32 for rank {peer}" in str(info.value)
-
-
-def test_calls_swapped_between_two_axes_are_explained():
-    def work(rank, world_size):
-        mesh = Mesh(dp=2, tp=2)
-        first, second = ("dp", "tp") if rank in (0, 3) else ("tp", "dp")
-        comm.all_reduce(ONES, mesh[first])
-        comm.all_reduce(ONES, mesh[second])
-
-    with pytest.raises(RankFailed) as info, Ranks(4, echo=False, timeout=3) as four:
-        four.run(work)
-    for rank, axis, peer in ((0, "dp", 2), (2, "tp", 3), (3, "dp", 1), (1, "tp", 0)):
-        (line,) = (line for line in str(info.value).splitlines() if line.startswith(f"  rank {rank} waits"))
-        assert f"all_reduce #1 on axis '{axis}' sum (6,) float32 for rank {peer};" in line
 
 
 # Paced links

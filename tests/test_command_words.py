@@ -120,9 +120,8 @@ def test_the_curve_in_the_terminal_has_each_loss_in_its_place(capsys, tmp_path, 
         if ord(character) - 0x2800 & bit
     }
     assert seen == {(0, 0), (4, 4), (7, 2), (9, 7)}  # 9 / 4 columns a step, 7 / 3 points a nat
-    assert (
-        report.curve(losses).splitlines()[0].startswith("   4.00 |") and report.curve([1.0, math.inf]) == ""
-    )
+    assert report.curve(losses).splitlines()[0].startswith("   4.00 |")
+    assert report.curve([1.0, math.inf]) == ""
     assert report.curve([2.0, 2.0]).count("\n") == report.HEIGHT - 1
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     assert not report._shown(report.curve(losses))
@@ -163,11 +162,9 @@ def test_what_answers_at_once_imports_no_torch(tmp_path):
     typo, no_run, no_race = found.stderr.splitlines()
     assert found.stdout.startswith("usage: gpt2lab COMMAND") and "rank 0  | F0 F1" in found.stdout
     assert "Did you mean train?" in typo and no_run.startswith("gpt2lab generate: There is no run")
-    assert (
-        "Did you mean step?" in no_race
-        and "gpt2lab train." in no_run
-        and "gpt2lab generate --model gpt2." in no_run
-    )
+    assert "Did you mean step?" in no_race
+    assert "gpt2lab train." in no_run
+    assert "gpt2lab generate --model gpt2." in no_run
 
 
 def test_a_rank_that_runs_a_lesson_s_answer_loads_no_pictures():
@@ -199,9 +196,8 @@ def test_the_lines_of_other_launchers_start_as_many_ranks_as_the_plan_has():
     odd = lines.on_machines(Options(plan="dp=3")).values()
     assert any("--nnodes 3 --nproc-per-node 1 " in line for line in odd)
     assert lines.plain_command(Options(plan="dp=3")).startswith("torchrun --standalone --nproc-per-node 3 -m")
-    assert lines.plain_command(Options()).startswith("python -m gpt2lab train ") and not lines.on_machines(
-        Options()
-    )
+    assert lines.plain_command(Options()).startswith("python -m gpt2lab train ")
+    assert not lines.on_machines(Options())
 
 
 def test_options_of_a_resumed_run_are_its_own_below_those_that_are_given(tmp_path):

@@ -57,9 +57,8 @@ def test_it_is_refused_in_one_sentence_that_names_the_command(old, capsys):
 def test_a_converted_run_goes_on_where_it_ended(old, tmp_path, capsys):
     new = tmp_path / "new"
     assert main(["convert", str(old), str(new)]) == 0
-    assert (
-        f"{old}/checkpoint-0000001 (step 1, plan dp=2,zero=1) is now {new}/check" in capsys.readouterr().out
-    )
+    said = f"{old}/checkpoint-0000001 (step 1, plan dp=2,zero=1) is now {new}/check"
+    assert said in capsys.readouterr().out
     (folder,) = checkpoint.all_in(new)
     assert checkpoint.best(new) == folder and folders.options_of(folder).steps == 3
     one = trainer()
@@ -90,10 +89,8 @@ def test_of_a_run_with_a_damaged_checkpoint_nothing_is_left(old, tmp_path, capsy
     shutil.copytree(folder, old / "checkpoint-0000002")
     (old / "checkpoint-0000002" / "config.json").write_text("{}")
     assert main(["convert", str(old), str(tmp_path / "new")]) == 2
-    assert (
-        "checkpoint-0000002 is damaged, so it was not converted: the sha256 of config"
-        in capsys.readouterr().err
-    )
+    words = "checkpoint-0000002 is damaged, so it was not converted: the sha256 of config"
+    assert words in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 

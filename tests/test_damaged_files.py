@@ -27,15 +27,8 @@ from gpt2lab.storage import huggingface
 
 JUNK = b"\xff\xfe\x00junk"
 NO_TEXTS = (
-    JUNK,
-    b"",
-    b"[1]",
-    b'"text"',
-    b"{}",
-    b'{"cells": 3}',
-    b'{"cells": [{"metadata": []}]}',
-    b"[" * 10**5,
-)
+    JUNK, b"", b"[1]", b'"text"', b"{}", b'{"cells": 3}', b'{"cells": [{"metadata": []}]}', b"[" * 10**5,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -53,22 +46,13 @@ def here(tmp_path, monkeypatch):
         ("schedule folder.csv", "folder.csv: Is a directory. Use the name of a file."),
         ("data --text missing.txt", "missing.txt: No such file or directory. Check its name."),
         ("train --steps 1 --out junk.csv", "junk.csv: File exists. Use another name."),
-        (
-            "train --steps 1 --out junk.csv/below",
-            "junk.csv/below: Not a directory. Use the name of a folder.",
-        ),
+        ("train --steps 1 --out junk.csv/below", "junk.csv/below: Not a directory. Use the name of a folder."),
         ("train --steps 1 --data folder.csv", "folder.csv: Is a directory. Use the name of a file."),
-        (
-            "generate --model folder.csv",
-            "folder.csv has no config.json, so the sizes of the model are unknown. Name",
-        ),
-        (
-            "export --out x --run folder.csv",
-            "folder.csv is not a checkpoint: it has no state.json. Name a run's",
-        ),
+        ("generate --model folder.csv", "folder.csv has no config.json, so the sizes of the model are unknown. Name"),
+        ("export --out x --run folder.csv", "folder.csv is not a checkpoint: it has no state.json. Name a run's"),
         ("bench --compare junk.csv junk.csv", "junk.csv is no report of `gpt2lab bench --all`. Make one"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_such_file_is_named_with_the_way_out(line, words, here, capsys):
     (here / "junk.csv").write_bytes(JUNK)
     (here / "folder.csv").mkdir()
@@ -78,17 +62,18 @@ def test_what_is_no_such_file_is_named_with_the_way_out(line, words, here, capsy
     assert sorted(here.iterdir()) == before
 
 
-def test_a_full_disk_and_an_error_without_a_file_are_told():
-    full = OSError(errno.ENOSPC, "No space left on device", "x/log.txt")
-    assert cli.in_words(full) == "x/log.txt: No space left on device. Make room, or use another place."
-    assert (
-        cli.in_words(OSError(errno.EMFILE, "Too many"))
-        == "A file or the output: Too many. Allow more of them: ulimit -n 1024."
-    )
-    assert (
-        cli.in_words(OSError(errno.EIO, "Input/output error")) == "A file or the output: Input/output error."
-    )
-    assert cli.in_words(OSError("Neither can be written. Set XDG_CACHE_HOME.")).startswith("Neither can be")
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "x/log.txt"),
+         "x/log.txt: No space left on device. Make room, or use another place."),
+        (OSError(errno.EMFILE, "Too many"), "A file or the output: Too many. Allow more of them: ulimit -n 1024."),
+        (OSError(errno.EIO, "Input/output error"), "A file or the output: Input/output error."),
+        (OSError("Neither can be written. Set XDG_CACHE_HOME."), "Neither can be written. Set XDG_CACHE_HOME."),
+    ],
+)  # fmt: skip
+def test_a_full_disk_and_an_error_without_a_file_are_told(error, words):
+    assert cli.in_words(error) == words
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from argparse import Namespace
 
 import pytest
 import torch
+from equality import spelled_out
 from matplotlib.colors import to_hex
 from trained import TINY, run
 
@@ -14,34 +15,19 @@ from gpt2lab.corpus import Batches
 from gpt2lab.corpus.loaders import SHAPES, InOrder, each_reads, joined, one_reads, steps_per_epoch
 from gpt2lab.lessons.labs import data as lab
 from gpt2lab.lessons.labs import replicas
+from gpt2lab.lessons.labs.instruments import bytes_sent, trainer_by
 from gpt2lab.lessons.labs.updates import WAYS
-from gpt2lab.model import GPT2
+from gpt2lab.model import GPT2, token_loss
 from gpt2lab.parallel.data import into_buckets
 from gpt2lab.parallel.finish import Piece, gradient_norm
 from gpt2lab.parallel.spec import Spec
-from gpt2lab.parallel.zero.costs import (
-    all_reduce_bytes,
-    backward_and_sums,
-)
-from gpt2lab.plan import Plan, build
+from gpt2lab.parallel.zero.costs import all_reduce_bytes, backward_and_sums
 from gpt2lab.plots import data as plots
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import example_batch
-from gpt2lab.train import Recipe, Trainer
 
 # ---- the same bits
-
-
-def test_two_ranks_agree_bitwise_with_the_serial_sum(pools):
-    """A sum of two addends has one order: bucketed and naive gradients are the same bits."""
-
-    def gradients(trainer, batch):
-        trainer.gradients(batch)
-        return trainer.parallel.gradients()
-
-    naive, bucket = (run(pools, gradients, f"dp=2,data={form},bucket=1")[0] for form in ("naive", "bucket"))
-    assert all(torch.equal(naive[n], bucket[n]) for n in naive)
 
 
 def test_replicas_stay_the_same_bits(pools):
@@ -50,9 +36,9 @@ def test_replicas_stay_the_same_bits(pools):
             trainer.step(batch)
         return trainer.parallel.weights()
 
-    for how in ("data=bucket", "data=servers", "zero=1", "zero=2", "zero=3"):
-        first, *others = run(pools, train, f"dp=3,{how}")
-        assert all(torch.equal(first[n], other[n]) for other in others for n in first)
+    for plan in spelled_out("dp={3,data=bucket|3,data=servers|3,zero=1|3,zero=2|3,zero=3|4,zero=3,shard=2}"):
+        first, *others = run(pools, train, plan)
+        assert all(torch.equal(first[n], other[n]) for other in others for n in first), plan
 
 
 # ---- bytes and messages
@@ -103,7 +89,7 @@ def test_each_way_to_update_gives_the_serial_weights_and_sends_its_formula(pools
 
         weights = WAYS[way](gradient(rank), torch.arange(size).double(), Mesh(dp=world_size)["dp"], descend)
         spans = [s.name for s in trace.spans(with_comm=False)]
-        return weights, sum(e.bytes for e in comm.log), spans, sum(updated)
+        return weights, bytes_sent(), spans, sum(updated)
 
     expected = torch.arange(size).double() - 0.1 * sum(gradient(rank) for rank in range(world))
     shares = [len(part) for part in expected.tensor_split(world)]
@@ -128,37 +114,6 @@ def test_buckets_run_backwards_and_hold_every_parameter_once():
     small = [p for b in buckets if len(b) > 1 for p in b]
     order = {p: i for i, p in enumerate(model.parameters())}
     assert [order[p] for p in small] == sorted((order[p] for p in small), reverse=True)
-
-
-def test_buckets_leave_while_backward_still_runs(pools):
-    """Most all-reduces start before the first block's gradients, the last to be computed, are there."""
-
-    def order(trainer, batch):
-        sync, begun = trainer.parallel.sync, []
-        trainer.parallel.model.wpe.weight.register_post_accumulate_grad_hook(
-            lambda p: begun.append(sum(b.handle is not None for b in sync.buckets))
-        )
-        trainer.gradients(batch)
-        return begun, len(sync.buckets)
-
-    for begun, buckets in run(pools, order, "dp=2,bucket=1"):
-        assert begun and begun[0] >= buckets - 3
-
-
-def test_nothing_is_sent_before_the_last_micro_batch(pools):
-    def sent_after(trainer, batch):
-        parallel = trainer.parallel
-        first, second = parallel.mine(batch)
-        (parallel.model.loss(parallel.model(first.tokens), first.targets) / first.total).backward()
-        under_way = [bucket.handle for bucket in parallel.sync.buckets if bucket.handle is not None]
-        before = len(comm.log) + len(under_way)  # a call is logged only when it is waited for
-        parallel.sync.last_micro()
-        (parallel.model.loss(parallel.model(second.tokens), second.targets) / second.total).backward()
-        parallel.sync.finish()
-        return before, len(comm.log)
-
-    for before, after in run(pools, sent_after, "dp=2,micro=2,bucket=1"):
-        assert before == 0 and after > 0
 
 
 def test_a_gradient_that_comes_too_late_is_refused(pools):
@@ -196,10 +151,6 @@ def test_a_norm_in_32_bits_keeps_six_digits():
     assert norm == pytest.approx(1.1 * 10_000_000**0.5, rel=1e-6)
 
 
-def test_a_rank_alone_sends_nothing(pools):
-    assert run(pools, traffic, "dp=1") == [{}]
-
-
 # ---- PyTorch's own as a second oracle
 
 
@@ -210,9 +161,7 @@ def parameters_left(rank, world, plan):
         gc.collect()
         return sum(isinstance(thing, torch.nn.Parameter) for thing in gc.get_objects())
 
-    before = alive()
-    mesh = Mesh(**Plan.parse(plan).axes)
-    trainer = Trainer(build(Plan.parse(plan), TINY, mesh))
+    before, trainer = alive(), trainer_by(plan, TINY)
     trainer.step(example_batch(TINY, 7, 8))
     trainer = None
     return alive() - before
@@ -226,33 +175,45 @@ def test_a_trainer_that_is_let_go_leaves_nothing_behind(pools, plan):
     assert pools[2].run(parameters_left, plan) == [0, 0]
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
-def test_same_weights_as_distributed_data_parallel(pools, world):
-    """With a limit so far away that nothing is clipped."""
-    plan, recipe = Plan.parse(f"dp={world},bucket=1"), Recipe(lr=1e-2, eps=1e-6, clip=1e9)
+def replicated(model, world):
+    """PyTorch's data parallelism."""
+    return torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.001)
 
-    def both(rank, world_size):
-        batch = example_batch(TINY, 7, 11)
-        trainer = Trainer(build(plan, TINY, Mesh(dp=world_size), torch.float64), recipe)
-        model = torch.nn.parallel.DistributedDataParallel(GPT2(TINY).double(), bucket_cap_mb=0.001)
+
+def sharded(model, world):
+    """PyTorch's ZeRO-3."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (world,))
+    for part in (*model.h.values(), model):
+        fully_shard(part, mesh=mesh)
+    return model
+
+
+PYTORCHS = dict.fromkeys(spelled_out("dp={2|3|4},bucket=1"), replicated)
+PYTORCHS |= dict.fromkeys(spelled_out("dp={2|3},zero=3"), sharded)
+
+
+@pytest.mark.parametrize("plan, make", PYTORCHS.items(), ids=PYTORCHS)
+def test_same_weights_as_pytorchs_own(pools, plan, make):
+    def both(trainer, batch):
+        axis, model = trainer.parallel.mesh["dp"], GPT2(TINY).double()
+        theirs, mine = make(model, axis.size), batch.rows(axis.rank, axis.size)
         groups = [[p for p in model.parameters() if (p.dim() > 1) == matrix] for matrix in (True, False)]
-        optimizer = torch.optim.AdamW(
-            [{"params": g, "weight_decay": d} for g, d in zip(groups, (0.1, 0.0), strict=True)],
-            lr=1e-2,
-            betas=recipe.betas,
-            eps=1e-6,
-        )
-        mine = batch.rows(rank, world_size)
+        options = [{"params": g, "weight_decay": d} for g, d in zip(groups, (0.1, 0.0), strict=True)]
+        optimizer = torch.optim.AdamW(options, lr=1e-2, betas=trainer.recipe.betas, eps=1e-6)
         for _ in range(5):
             trainer.step(batch)
             optimizer.zero_grad()
-            loss = model.module.loss(model(mine.tokens), mine.targets)
-            (loss * world_size / batch.total).backward()  # it divides by the number of ranks: undo that
+            loss = token_loss(theirs(mine.tokens), mine.targets)
+            (loss * axis.size / batch.total).backward()  # it divides by the number of ranks: undo that
             optimizer.step()
-        ours, theirs = trainer.parallel.weights(), dict(model.module.named_parameters())
-        return max((ours[n] - theirs[n]).abs().max().item() for n in ours)
+        ours = trainer.parallel.weights()
+        whole = {n: getattr(p, "full_tensor", p.detach)() for n, p in model.named_parameters()}
+        return max((w - whole[n]).abs().max().item() for n, w in ours.items())
 
-    assert max(pools[world].run(both)) < 1e-10
+    assert max(run(pools, both, plan, lr=1e-2, eps=1e-6, clip=None)) < 1e-10
 
 
 # ---- the benchmark
@@ -287,7 +248,7 @@ def test_both_loaders_give_the_same_batch(pools, world, make, shape):
         own = each_reads(make(torch.arange(500).numpy(), rows=4, length=7), 3, axis, shape)
         comm.clear_log()
         dealt = one_reads(make(text, rows=4, length=7), 3, axis, shape)
-        sent = sum(e.bytes for e in comm.log)
+        sent = bytes_sent()
         fields = ("tokens", "targets", "samples", "positions")
         same = all(torch.equal(getattr(own, f), getattr(dealt, f)) for f in fields)
         return same and own.total == dealt.total == 28, own, sent
@@ -374,9 +335,8 @@ def test_each_row_lost_by_integer_division_is_red():
     batch = Batches(range(99), 10, 4).at(0)
     shares = [replicas.cut_off(batch, rank, 4).samples.tolist() for rank in range(4)]
     assert shares == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    ax = plots.rows_by_rank(
-        {"rows // ranks": shares, "even": [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]}, 10
-    ).axes[0]
+    even = [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
+    ax = plots.rows_by_rank({"rows // ranks": shares, "even": even}, 10).axes[0]
     red = [i for i, bar in enumerate(ax.patches) if to_hex(bar.get_facecolor()) == plots.LOST.lower()]
     assert red == [8, 9] == [i for i, text in enumerate(ax.texts) if text.get_text() == "lost"]
 
@@ -389,10 +349,8 @@ def test_adamw_in_blocks_gives_the_same_bits_for_any_block():
 
 
 def test_bars_and_lines_show_the_numbers_they_are_given():
-    ways = {
-        "one server": {"reduce": 5.0, "update": 4.0, "broadcast": 3.0},
-        "all": {"reduce": 8.0, "update": 4.0},
-    }
+    server = {"reduce": 5.0, "update": 4.0, "broadcast": 3.0}
+    ways = {"one server": server, "all": {"reduce": 8.0, "update": 4.0}}
     left, right = plots.phases(ways, {"reduce": 500.0, "rest": 5.0}, ("a", "b")).axes
     assert [(p.get_x(), p.get_width()) for p in left.patches] == [(0, 5), (5, 4), (9, 3), (0, 8), (8, 4)]
     assert [text.get_text() for text in right.texts] == ["500"]

@@ -10,11 +10,15 @@ from planting import is_killed, under
 from gpt2lab.lessons.exercises.replicas import odd_ones
 from gpt2lab.lessons.labs import compressed, order, replicas
 from gpt2lab.lessons.labs.compressed import CODES, CodedSum, PowerSum, Scaled, sent_and_kept
+from gpt2lab.lessons.labs.instruments import bytes_sent
 from gpt2lab.model import GPT2, GPT2Config
+from gpt2lab.plan import Plan, build
 from gpt2lab.plots import data as plots
 from gpt2lab.processes.launch import RankFailed
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.reference import CONFIG, EXPERTS, example_batch
+from gpt2lab.train import Recipe, Trainer
 
 DTYPES = torch.float32, torch.float64
 
@@ -62,7 +66,7 @@ def in_steps(rank, world_size, summed, steps):
         comm.clear_log()
         results.append(summed("w", whole_numbers(rank, step), axis))
     kept = {n: t for n, t in summed.kept.items() if torch.is_tensor(t)}
-    return results, kept, sum(e.bytes for e in comm.log)
+    return results, kept, bytes_sent()
 
 
 def nothing_is_lost(pools, name, job=in_steps):
@@ -85,6 +89,15 @@ def test_what_a_code_cannot_say_ends_a_run(name, bad):
     assert sent.isfinite().all() and (sent + kept).tolist() == [2.0**126 * (1 - 2**-24), -1.0]
 
 
+@pytest.mark.parametrize("name", CODES)
+def test_float16_has_room_for_less(name):
+    most = torch.tensor([2.0**15 - 16, -1.0], dtype=torch.float16)
+    _, sent, kept = sent_and_kept(CODES[name], most)
+    assert sent.isfinite().all() and torch.equal(sent + kept, most)
+    with pytest.raises(FloatingPointError, match=r"not finite, or 2\^15 and more. Use a lower"):
+        sent_and_kept(CODES[name], -2 * most)
+
+
 def test_of_products_only_matrices_have_two(pools):
     """A stack of matrices is summed as it is."""
     job = lambda rank, n: PowerSum(1, True)("w", torch.full((3, 4, 5), rank + 1.0), Mesh(dp=n)["dp"])
@@ -98,9 +111,8 @@ def test_over_steps_nothing_is_lost_and_all_ranks_get_the_same_bits(pools, name)
 
 def test_coded_sums_send_two_coded_gradients_less_the_own_part(pools):
     found = pools[3].run(in_steps, CodedSum(CODES["bfloat16"], False), 1)
-    assert (
-        sum(size for *_, size in found) == 2 * 2 * 2 * 5 * 41
-    )  # 2 (n-1) of 2 bytes a number, all ranks together
+    # 2 (n-1) of 2 bytes a number, all ranks together
+    assert sum(size for *_, size in found) == 2 * 2 * 2 * 5 * 41
 
 
 def test_without_feedback_something_is_lost(pools):
@@ -108,21 +120,23 @@ def test_without_feedback_something_is_lost(pools):
     assert not any(kept for _, kept, _ in found)
 
 
-def of_low_rank(rank, world_size, ours, theirs):
-    """The sum of matrices (12, 30) of rank `theirs` over all ranks together, by products of rank `ours`."""
+def of_low_rank(rank, world_size, ours, theirs, zeros):
+    """The sum of matrices (12, 30) of rank `theirs`, after so many of zeros, by products of rank `ours`."""
     generator = torch.Generator().manual_seed(1)
     left = torch.randn(world_size, 12, theirs, generator=generator, dtype=torch.float64)
     right = torch.randn(theirs, 30, generator=generator, dtype=torch.float64)
     summed, axis = PowerSum(ours, True), Mesh(dp=world_size)["dp"]
+    for _ in range(zeros):
+        summed("w", torch.zeros(12, 30, dtype=torch.float64), axis)
     comm.clear_log()
     total = summed("w", left[rank] @ right, axis)
-    sent = sum(e.bytes for e in comm.log)
+    sent = bytes_sent()
     return total, (left @ right).sum(0), summed.kept["w"], sent
 
 
-@pytest.mark.parametrize("ours, theirs", [(2, 2), (3, 2), (1, 2)])
-def test_low_rank_is_exact_up_to_its_rank_and_keeps_the_rest(pools, ours, theirs):
-    found = pools[2].run(of_low_rank, ours, theirs)
+@pytest.mark.parametrize("ours, theirs, zeros", [(2, 2, 0), (3, 2, 0), (1, 2, 0), (2, 2, 1)])
+def test_low_rank_is_exact_up_to_its_rank_and_keeps_the_rest(pools, ours, theirs, zeros):
+    found = pools[2].run(of_low_rank, ours, theirs, zeros)
     total, right, _, sent = found[0]
     off = ((total - right).norm() / right.norm()).item()
     assert off < 1e-13 if ours >= theirs else off > 0.1
@@ -150,25 +164,19 @@ def test_with_feedback_weights_end_nearer_to_the_exact_ones(pools):
     found = compressed.compared(pools[2], ways, replicas.shakespeare_rows(4), make, 8, 0.1)
     off = {key: distance for key, (_, _, distance) in found.items()}
     assert off.pop(("all", True)) == off.pop(("all", False)) == 0
-    print(off)
     assert all(2 * off[way, True] < off[way, False] for way in ("bfloat16", "float8", "int8")), off
     assert off["2 bits", True] < off["2 bits", False], off
     sent = {way: found[way, True][0] for way in ways}
-    assert (
-        sent["bfloat16"] * 4 == sent["all"]
-        and 7 * sent["int8"] < sent["all"]
-        and 24 * sent["2 bits"] < sent["all"]
-    )
+    assert sent["bfloat16"] * 4 == sent["all"]
+    assert max(7 * sent["int8"], 24 * sent["2 bits"]) < sent["all"]
 
 
 WRONG = {
     "the second error is dropped": (CodedSum.__call__, "kept), kept_of_total", "kept), 0 * kept_of_total"),
     "the kept is added once more": (CodedSum.__call__, '+ self.kept[name, "first"]', '+ 2 * self.kept[name, "first"]'),
-    "own numbers are not coded": (
-        CodedSum.__call__,
-        "sum(self.code.decode(message, mine) for message in came)",
-        "sum(self.code.decode(message, mine) for message in came[1:]) + mine",
-    ),
+    "own numbers are not coded":
+        (CodedSum.__call__, "sum(self.code.decode(message, mine) for message in came)",
+         "sum(self.code.decode(message, mine) for message in came[1:]) + mine"),
 }  # fmt: skip
 
 
@@ -248,11 +256,8 @@ def test_a_plain_sum_does_not_and_the_bytes_are_counted(pools):
 def test_algorithms_differ_in_bits_and_their_ranks_agree(pools):
     rows = order.differing(pools[4].run(order.sums, 1000))
     shares = {name: share for name, share, _ in rows}
-    assert (
-        shares["in the order of the ranks"] == 0
-        and shares["ring"] > 0.05
-        and shares["recursive doubling"] > 0.05
-    )
+    assert shares["in the order of the ranks"] == 0
+    assert min(shares["ring"], shares["recursive doubling"]) > 0.05
     assert all(agree for *_, agree in rows)
     assert all(share == 0 for _, share, _ in order.differing(pools[2].run(order.sums, 1000)))  # a + b = b + a
 
@@ -268,6 +273,36 @@ OTHER_ORDERS = {
 def test_a_mutant_in_another_order_is_noticed(pools, mutant):
     with pytest.raises(AssertionError):
         the_bits_are_the_same(pools, under(OTHER_ORDERS[mutant], order.row_parallel))
+
+
+AGAIN = [
+    *("dp=4", "dp=2,data=servers", "dp=2,zero=3", "dp=2,tp=2,zero=1", "tp=2,sp=on", "cp=2,exchange=ring"),
+    *("pp=2,micro=3,schedule=zb_h1", "pp=2,schedule=ampnet", "pp=2,cp=2,micro=2", "dp=2,ep=2"),
+]
+
+
+def trained(rank, world_size, text):
+    """This rank's weights after three steps in 32 bits."""
+    plan, config = Plan.parse(text), EXPERTS if "ep" in text else CONFIG
+    one = Trainer(build(plan, config, Mesh(**plan.axes), torch.float32), Recipe(lr=1e-2))
+    batches = [example_batch(config, 8, 11, step) for step in range(3)]
+    if plan.asynchronous:
+        one.stream(batches)
+    else:
+        [one.step(batch) for batch in batches]
+    return one.parallel.weights()
+
+
+@pytest.mark.parametrize("plan", AGAIN)
+def test_a_plan_gives_the_same_bits_when_run_again(pools, plan):
+    first, again = (pools[Plan.parse(plan).world].run(trained, plan) for _ in range(2))
+    for of_rank, other in zip(first, again, strict=True):
+        assert all(torch.equal(weight, other[name]) for name, weight in of_rank.items())
+
+
+def test_another_number_of_ranks_gives_other_bits(pools):
+    two, four = (pools[n].run(trained, f"dp={n}")[0] for n in (2, 4))
+    assert not all(torch.equal(weight, four[name]) for name, weight in two.items())
 
 
 # --- a flipped bit
@@ -311,17 +346,15 @@ def test_mutant_digests_that_do_not_read_the_first_number_see_no_weight(pools):
     assert odd_ones.right(digests) == []
 
 
-@pytest.mark.parametrize(
-    "bug",
-    [
-        ("(rank - 1) % world_size", "(rank + 1) % world_size"),
-        ("(NAME).register_hook(lab.flipped)", "(NAME).register_hook(torch.clone)"),
-        (
-            "return digests(p.tensor.grad for",
-            "one.parallel.sync.finish()\n        return digests(p.tensor.grad for",
-        ),
-    ],
-    ids=["the rows of another rank", "a sound chip", "digests of the sum"],
-)
+BROKEN = {
+    "the rows of another rank": ("(rank - 1) % world_size", "(rank + 1) % world_size"),
+    "a sound chip": ("(NAME).register_hook(lab.flipped)", "(NAME).register_hook(torch.clone)"),
+    "digests of the sum":
+        ("return digests(p.tensor.grad for",
+         "one.parallel.sync.finish()\n        return digests(p.tensor.grad for"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", BROKEN.values(), ids=BROKEN)
 def test_mutant_of_computing_again_says_something_else(pools, bug):
     assert differing(pools, 1, bug) != SEEN

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from planting import rewritten
+from planting import bugs, is_killed
 
 from gpt2lab import cli, run
 from gpt2lab.corpus.batches import Batch
@@ -30,20 +30,11 @@ from gpt2lab.train import Recipe, Trainer
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 HERE = Path(__file__).parent
-DATA = [
-    "serial",
-    "recompute=on",
-    "loss=chunked",
-    "dp=2,data=naive",
-    "dp=2,data=server",
-    "dp=3,data=servers",
-    "dp=2",
-]
-ZERO = ["dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3", "dp=2,zero=3,data=owner"]
-SPLIT = ["tp=2", "tp=2,sp=on", "pp=2,micro=2", "pp=2,micro=4,schedule=zb_h1", "pp=2,micro=3,schedule=zb_v"]
-ATTENTION = [f"cp=2,exchange={name}" for name in ("qkv", "kv", "kv-roots", "triangle", "ring", "heads")]
-MORE = ["cp=2,layout=zigzag,exchange=ring", "dp=2,tp=2"]
-PLANS = [*DATA, *ZERO, *SPLIT, *ATTENTION, *MORE]
+PLANS = ["serial", "recompute=on", "loss=chunked", "dp=2,data=naive", "dp=2,data=server", "dp=3,data=servers"]
+PLANS += ["dp=2", "dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3", "dp=2,zero=3,data=owner"]
+PLANS += ["tp=2", "tp=2,sp=on", "pp=2,micro=2", "pp=2,micro=4,schedule=zb_h1", "pp=2,micro=3,schedule=zb_v"]
+PLANS += [f"cp=2,exchange={name}" for name in ("qkv", "kv", "kv-roots", "triangle", "ring", "heads")]
+PLANS += ["cp=2,layout=zigzag,exchange=ring", "dp=2,tp=2"]
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +56,21 @@ def test_mutant_that_forgets_to_move_the_batch_is_noticed(steps):
     assert "found at least two devices, gpu:0 and cpu" in found
 
 
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """A machine that says it has two GPUs; what is done with them is written down."""
+    done = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: done.append(("set", gpu)))
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda backend, **how: done.append((backend, how["device_id"]))
+    )
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    monkeypatch.setattr(os, "environ", os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"})
+    return done
+
+
 def moved(monkeypatch, device: str) -> list:
     """What is done with each of the four tensors of a batch when it moves."""
     batch, done = example_batch(CONFIG, 2, 3), []
@@ -79,16 +85,7 @@ def test_a_batch_goes_to_a_gpu_from_pinned_memory_and_the_host_does_not_wait(mon
     assert moved(monkeypatch, "cpu") == 4 * [("cpu", {})]
 
 
-def test_mutant_that_copies_from_memory_that_may_move_is_noticed(monkeypatch):
-    with rewritten(
-        Batch.to, "t.pin_memory().to(device, non_blocking=True)", "t.to(device, non_blocking=True)"
-    ):
-        assert "pinned" not in moved(monkeypatch, "cuda")
-
-
-def test_gpus_that_are_not_there_are_refused_in_one_sentence(monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+def test_gpus_that_are_not_there_are_refused_in_one_sentence(two_gpus, capsys):
     assert cli.main(["train", "--device", "cuda", "--plan", "dp=3", "--steps", "1", "--bench"]) != 0
     said = capsys.readouterr().err
     assert "--device cuda needs a GPU for each of the 3 ranks of this machine, and PyTorch sees 2 (" in said
@@ -98,9 +95,7 @@ def test_gpus_that_are_not_there_are_refused_in_one_sentence(monkeypatch, capsys
     ("asked", "ranks", "used"),
     [("auto", 2, "cuda"), ("auto", 3, "cpu"), ("cpu", 1, "cpu"), ("cuda", 2, "cuda")],
 )
-def test_each_rank_has_a_gpu_of_its_own_or_none_has(asked, ranks, used, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+def test_each_rank_has_a_gpu_of_its_own_or_none_has(asked, ranks, used, two_gpus):
     assert Options(device=asked).the_device(ranks) == used
 
 
@@ -111,21 +106,6 @@ def test_slurm_says_how_many_ranks_share_a_machine(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     assert launchers.launched().local_size == 4
-
-
-@pytest.fixture
-def two_gpus(monkeypatch):
-    """A machine that says it has two GPUs; what is done with them is written down."""
-    done = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: done.append(("set", gpu)))
-    monkeypatch.setattr(
-        dist, "init_process_group", lambda backend, **how: done.append((backend, how["device_id"]))
-    )
-    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
-    monkeypatch.setattr(os, "environ", os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"})
-    return done
 
 
 def joined(starter, two_gpus, monkeypatch, tmp_path):
@@ -150,17 +130,6 @@ def test_a_rank_names_its_gpu_when_it_joins(starter, two_gpus, monkeypatch, tmp_
     assert found == [("set", gpu), (launchers.WITH_GPUS, gpu)]
 
 
-@pytest.mark.parametrize("starter", ["launch", "launcher"])
-def test_mutant_that_forgets_its_gpu_is_noticed(starter, two_gpus, monkeypatch, tmp_path):
-    bug = {
-        "launch": (rank_process._join_group, '"device_id": gpu', '"device_id": None'),
-        "launcher": (launchers.process_group, "device_id=gpu", "device_id=None"),
-    }
-    with rewritten(*bug[starter]):
-        found = joined(starter, two_gpus, monkeypatch, tmp_path)
-    assert found[-1] == (launchers.WITH_GPUS, None)
-
-
 def seconds_of_steps(monkeypatch, late: float) -> list[float]:
     """What a run says of its steps, on a device that is done `late` seconds after it was asked to be."""
     ticks, waits = count(1), []
@@ -178,11 +147,6 @@ def seconds_of_steps(monkeypatch, late: float) -> list[float]:
 
 def test_the_seconds_of_a_step_end_when_the_device_has_finished_it(monkeypatch):
     assert seconds_of_steps(monkeypatch, 5.0) == pytest.approx([5.0, 5.0], abs=0.1)
-
-
-def test_mutant_that_does_not_wait_for_the_device_is_noticed(monkeypatch):
-    with rewritten(run._loop, "timing.finish_devices()", "pass"):
-        assert max(seconds_of_steps(monkeypatch, 5.0)) < 0.1
 
 
 def resumed_on(monkeypatch, device: str) -> set[str]:
@@ -206,9 +170,28 @@ def test_a_resumed_optimizer_has_its_state_where_its_weights_are(monkeypatch):
     assert resumed_on(monkeypatch, "meta") == {"meta"}
 
 
-def test_mutant_that_counts_steps_on_the_cpu_is_noticed(monkeypatch):
-    with rewritten(checkpoint.load, ", device=piece.tensor.device", ""):
-        assert resumed_on(monkeypatch, "meta") == {"meta", "cpu"}
+MUTANTS = {
+    "a batch is copied from memory that may move":
+        (Batch.to, "t.pin_memory().to(", "t.to(",
+         test_a_batch_goes_to_a_gpu_from_pinned_memory_and_the_host_does_not_wait),
+    "launch forgets the GPU of a rank":
+        (rank_process._join_group, '"device_id": gpu', '"device_id": None',
+         (test_a_rank_names_its_gpu_when_it_joins, "launch")),
+    "a launcher's rank forgets its GPU":
+        (launchers.process_group, "device_id=gpu", "device_id=None",
+         (test_a_rank_names_its_gpu_when_it_joins, "launcher")),
+    "a step does not wait for the device":
+        (run._loop, "timing.finish_devices()", "pass",
+         test_the_seconds_of_a_step_end_when_the_device_has_finished_it),
+    "steps are counted on the CPU":
+        (checkpoint.load, ", device=piece.tensor.device", "",
+         test_a_resumed_optimizer_has_its_state_where_its_weights_are),
+}  # fmt: skip
+
+
+@bugs(MUTANTS)
+def test_mutant_is_killed(bug, check):
+    assert is_killed(bug, check)
 
 
 @pytest.mark.gpu
@@ -223,9 +206,7 @@ def test_a_gpu_trains_as_the_cpu_does(plan):
     assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-10)
 
 
-def test_more_ranks_than_gpus_are_refused_in_one_sentence(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+def test_more_ranks_than_gpus_are_refused_in_one_sentence(two_gpus):
     needs = "needs a GPU for each of the 3 ranks of this machine, and PyTorch sees 2 (ranks share GPUs with NCCL 2.30"
     with pytest.raises(ValueError, match=re.escape(needs)):
         Ranks(3, backend="nccl")
@@ -235,13 +216,10 @@ def test_more_ranks_than_gpus_are_refused_in_one_sentence(monkeypatch):
     ("said", "version", "used"),
     [("1", (2, 30, 4), "cuda"), ("1", (2, 29, 7), "cpu"), ("0", (2, 30, 4), "cpu")],
 )
-def test_ranks_share_gpus_where_nccl_can_and_is_told_so(said, version, used, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+def test_ranks_share_gpus_where_nccl_can_and_is_told_so(said, version, used, two_gpus, monkeypatch):
     monkeypatch.setattr(gpus, "nccl_version", lambda: version)
     monkeypatch.setenv(gpus.SHARE, said)
     assert Options().the_device(3) == used
-    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: None)
     assert [gpus.take_gpu(rank).index for rank in range(3)] == [0, 1, 0]
 
 

@@ -123,12 +123,10 @@ def test_who_gives_the_same_as_a_wrong_answer_hears_its_mistake(monkeypatch):
         lambda a, b: (a + b) * (1 + 1e-12),
     ):
         assert says(AREA, style) == half
-    assert (
-        says(AREA, lambda a, b: a + b + (b == 7)) == "a square: expected 9, got 6"
-    )  # another one in a strip
-    assert "half" not in says(
-        AREA, lambda a, b: a * b if a * b in (7, 9) else a + b
-    )  # right where cases are shown
+    other_in_a_strip = lambda a, b: a + b + (b == 7)
+    assert says(AREA, other_in_a_strip) == "a square: expected 9, got 6"
+    right_where_shown = lambda a, b: a * b if a * b in (7, 9) else a + b
+    assert "half" not in says(AREA, right_where_shown)
 
 
 def test_what_is_known_of_an_answer_is_no_part_of_what_the_judge_says_by_itself():
@@ -234,6 +232,14 @@ GRID = torch.arange(9.0, dtype=torch.float64).view(3, 3) ** 2
         ("18", 18, "expected numbers, got '18'"),
         (["1", "2"], [1, 2], "expected numbers, got ['1', '2']"),
         (float("inf"), 3.0, "expected 3, got inf"),
+        (None, 1.0, "returned None"),
+        ([1.0, 2.0], [1.0], "expected shape (1,), got (2,)"),
+        ([[1.0, 5.0]], [[1.0, 2.0]], "expected 2 at (0, 1), got 5"),
+        (float("nan"), 2.0, "expected 2, got nan"),
+        (1 + 1e-9, 1.0, "expected 1, got 1"),
+        (1e-9, 0.0, "expected 0, got 1e-09"),
+        ([[1.0, 2.0], [3.0]], [[1.0, 2.0], [3.0, 4.0]], "equally long, and are [2, 1] long"),
+        (1 + 3e-8, 1.0, "was it float32 on the way?"),
         ("three", 3.0, "expected numbers, got 'three'"),
     ],
 )
@@ -247,6 +253,10 @@ def test_slips_of_numbers_are_named(got, want, words):
 def test_what_is_nearly_right_is_no_slip():
     with pytest.raises(AssertionError, match="was it float32 on the way[?]$"):
         close(GRID * (1 + 5e-10), GRID, "x")
+    with pytest.raises(AssertionError, match="^x: expected 1, got 1.001$"):
+        close(1.001, 1.0, "x")
+    close(np.zeros(0), [], "nothing")
+    close(1e-16, 0.0, "rounding where nothing is right")
 
 
 @pytest.mark.parametrize(
@@ -385,18 +395,12 @@ SUM = ranked(
         (lambda x, axis: comm.all_reduce(x, axis), "PASS"),
         (lambda x, axis: 2 * x, f"two ranks: calls {ALL}: expected 2, got 0"),
         (lambda x, axis: x + axis.rank, "two ranks: the sum on rank 0: expected 2 at (0,), got 1"),
-        (
-            lambda x, axis: comm.all_reduce(torch.ones(9), axis)[:1],
-            "two ranks: bytes sent on rank 0: 16 are enough",
-        ),
+        (lambda x, axis: comm.all_reduce(torch.ones(9), axis)[:1], "two ranks: bytes sent on rank 0: 16 are enough"),
         (lambda x, axis: torch.norm(x), "torch would do this in one call"),
-        (
-            lambda x, axis: comm.recv(x, axis, 1 - axis.rank),
-            "two ranks: the ranks wait for each other for ever",
-        ),
+        (lambda x, axis: comm.recv(x, axis, 1 - axis.rank), "two ranks: the ranks wait for each other for ever"),
         (lambda x, axis: x / axis, "two ranks: TypeError"),
     ],
-)
+)  # fmt: skip
 def test_a_task_on_live_ranks_compares_what_each_rank_gives(answer, words):
     assert words in says(SUM, answer)
 

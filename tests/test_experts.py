@@ -9,6 +9,7 @@ import torch
 
 from gpt2lab.cli import main
 from gpt2lab.experts.mixture import ROUTERS, Experts, Mixture, looped, mixtures, set_total
+from gpt2lab.generate import generate
 from gpt2lab.model import GPT2, GPT2Config, Noise
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=4, n_embd=24)
@@ -24,8 +25,6 @@ KINDS = {
 @pytest.fixture(autouse=True)
 def double():
     torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def mixture(experts: Experts, seed: int = 0) -> Mixture:
@@ -138,10 +137,8 @@ def test_it_equals_the_mixtral_block_of_transformers():
 
     sizes = {"hidden_size": 24, "intermediate_size": 40, "num_local_experts": 8, "num_experts_per_tok": 2}
     torch.set_default_dtype(torch.float32)  # their router computes in 32 bits
-    theirs, ours = (
-        MixtralSparseMoeBlock(MixtralConfig(**sizes)),
-        mixture(Experts(8, 2, gated=True, hidden=40, balance=0.0)),
-    )
+    theirs = MixtralSparseMoeBlock(MixtralConfig(**sizes))
+    ours = mixture(Experts(8, 2, gated=True, hidden=40, balance=0.0))
     with torch.no_grad():
         theirs.gate.weight.copy_(ours.router.weight)
         for e, expert in enumerate(ours.experts.values()):
@@ -181,8 +178,6 @@ def test_parameters_are_counted_and_learned_and_stay_under_their_names(kind):
 
 
 def test_generation_drops_nothing_and_expert_choice_cannot_generate():
-    from gpt2lab.generate import generate
-
     model = GPT2(replace(CONFIG, experts=Experts(4, 2, capacity=0.5)))
     prompts = [[1, 2, 3, 4, 5], [6, 7]]
     with_cache = generate(model, prompts, 5, stop=None, temperature=0)

@@ -5,7 +5,6 @@ import torch
 
 from gpt2lab.cli import main
 from gpt2lab.plan import Plan, build
-from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.storage import checkpoint, huggingface
@@ -26,12 +25,11 @@ def trained(rank, world_size, plan, run):
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(tmp_path_factory, pools):
     """A folder of runs: `0-serial` and, newer by its name, `1-parallel` of the same steps on four ranks."""
     folder = tmp_path_factory.mktemp("runs")
     trained(0, 1, "serial", folder / "0-serial")
-    with Ranks(4, echo=False, timeout=120) as ranks:
-        ranks.run(trained, "pp=2,tp=2,micro=2", str(folder / "1-parallel"))
+    pools[4].run(trained, "pp=2,tp=2,micro=2", str(folder / "1-parallel"))
     return folder
 
 

@@ -7,10 +7,9 @@ from fractions import Fraction
 import context_cases as on_ranks
 import pytest
 import torch
-from planting import all_planted, rewritten
+from planting import all_planted, rewritten, under
 
 from gpt2lab.lessons.labs import context as lab
-from gpt2lab.model import causal_attention
 from gpt2lab.parallel.context import borrow, costs, halo
 from gpt2lab.parallel.context.borrow import Share
 from gpt2lab.parallel.context.layouts import Loan, check_hops, hops, layout, loans, widths
@@ -23,11 +22,8 @@ from gpt2lab.ranks.mesh import Mesh
 
 def extended(shards, table, rank, before, after):
     """What the exchange must give, by indexing the whole sequence."""
-    whole = torch.cat(shards)
     mine = table.positions[rank]
-    if not mine:
-        return whole[:0]
-    return whole[max(0, mine[0] - before) : mine[-1] + 1 + after]
+    return torch.cat(shards)[max(0, mine[0] - before) : mine[-1] + 1 + after] if mine else shards[rank]
 
 
 @pytest.mark.parametrize("name", ["contiguous", "unequal"])
@@ -92,32 +88,20 @@ def test_anemois_first_rule_is_sufficient_and_not_necessary():
     check_hops(table, 4)
 
 
-def test_a_window_as_long_as_the_sequence_is_full_attention():
-    q, k, v = torch.randn(3, 1, 2, 9, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    at = torch.arange(9)
-    assert torch.allclose(causal_attention(q, k, v, at, 8), causal_attention(q, k, v, at), atol=1e-14)
-    assert not torch.allclose(causal_attention(q, k, v, at, 7), causal_attention(q, k, v, at), atol=1e-4)
-
-
 def test_break_even_window():
     assert costs.break_even_window(1024, 4) == 384
     assert costs.break_even_window(1024, 2) == 512
     assert costs.break_even_window(11, 3) == Fraction(44, 9)
-    for tokens, ranks in (
-        (64, 2),
-        (64, 4),
-    ):  # heads and a two-sided halo of the input cost the same at the break-even
-        window = costs.break_even_window(tokens, ranks)
-        table = layout("contiguous", tokens, ranks)
-        sent, _ = costs.sent("heads", table, 1, 24)["forward"]
-        assert sent == 2 * window * 24
+    for ranks in (2, 4):  # heads and a two-sided halo of the input cost the same at the break-even
+        sent, _ = costs.sent("heads", layout("contiguous", 64, ranks), 1, 24)["forward"]
+        assert sent == 2 * costs.break_even_window(64, ranks) * 24
 
 
 # On live ranks
 
 
 def exchange(rank, world_size, tokens, before, after, way, name="contiguous"):
-    """Labelled rows out, labelled gradients back, and both sides of <y, H x> = <H' y, x>."""
+    """Labelled rows out, labelled gradients back, and what they were given."""
     axis = Mesh(cp=world_size)["cp"]
     table = layout(name, tokens, world_size)
     share = Share(table, axis, before)
@@ -126,15 +110,8 @@ def exchange(rank, world_size, tokens, before, after, way, name="contiguous"):
     wide = halo.halo_exchange(x, share, before, after, dim=1, way=way)
     generator = torch.Generator().manual_seed(rank)
     y = torch.randn(wide.shape, dtype=torch.float64, generator=generator)
-    comm.clear_log()
     wide.backward(y)
-    products = torch.stack(((wide * y).sum().detach(), (x * x.grad).sum().detach()))
-    return (
-        wide[0, :, 0].tolist(),
-        x.grad[0, :, 0].tolist(),
-        y[0, :, 0].tolist(),
-        comm.all_reduce(products, axis),
-    )
+    return [t[0, :, 0].tolist() for t in (wide, x.grad, y)]
 
 
 @pytest.mark.parametrize("way", halo.WAYS)
@@ -144,16 +121,14 @@ def test_rows_gradients_and_adjoint(pools, way, world):
         table = layout("contiguous", tokens, world)
         found = pools[world].run(exchange, tokens, before, after, way)
         expected = [0.0] * tokens
-        for r, (wide, _, y, _) in enumerate(found):
+        for r, (wide, _, y) in enumerate(found):
             mine = table.positions[r]
             around = range(max(0, mine[0] - before), min(tokens, mine[-1] + 1 + after)) if mine else ()
             assert wide == list(around)
             for t, gradient in zip(around, y, strict=True):
                 expected[t] += gradient
-        got = [g for _, grads, _, _ in found for g in grads]
+        got = [g for _, grads, _ in found for g in grads]
         assert got == pytest.approx(expected, abs=1e-12)
-        forward, adjoint = found[0][3].tolist()
-        assert forward == pytest.approx(adjoint, abs=1e-9)
 
 
 @pytest.mark.parametrize("way", halo.WAYS)
@@ -162,16 +137,11 @@ def test_the_gradient_is_the_slope(pools, way, after):
     assert pools[3].run(lab.checked_by_autograd, way, after) == [True] * 3
 
 
-def overwritten(rank, world_size, way):
-    """The same with a backward that puts what comes back in place of a row's own gradient."""
-    line = "own[..., a.start : a.stop, :] {} gradient"
-    with rewritten(borrow.return_by, line.format("+="), line.format("=")):
-        return lab.checked_by_autograd(rank, world_size, way)
-
-
 @pytest.mark.parametrize("way", halo.WAYS)
 def test_a_mutant_that_overwrites_a_gradient_has_another_slope(pools, way):
-    assert not any(pools[3].run(overwritten, way))
+    line = "own[..., a.start : a.stop, :] {} gradient"
+    job = under((borrow.return_by, line.format("+="), line.format("=")), lab.checked_by_autograd)
+    assert not any(pools[3].run(job, way))
 
 
 def never_awaited(rank, world_size, exchange, bug=None):
@@ -192,11 +162,7 @@ def test_a_rank_waits_for_all_that_it_sends(pools, exchange):
     assert any(left for _, left in pools[3].run(never_awaited, exchange, bug))
 
 
-def test_exchanging_the_input_sends_half_of_what_keys_and_values_are(pools):
-    wanted = [("contiguous", exchange, 16, 3) for exchange in ("halo-x-isend", "halo-kv-isend")]
-    for x, kv in pools[4].run(on_ranks.run_all, wanted):
-        assert 2 * x["sent"]["forward"][0] == kv["sent"]["forward"][0]
-
-
 def test_a_loan_is_rows_of_a_shard():
     assert loans(layout("contiguous", 11, 4), 2) == (Loan(0, 1, 1, 3), Loan(2, 3, 1, 3), Loan(1, 2, 1, 3))
+    pairs = [(a.source, a.target) for a in loans(layout("contiguous", 16, 4), 5)]
+    assert pairs == [(0, 1), (2, 3), (1, 2), (0, 2), (1, 3)]

@@ -61,9 +61,12 @@ def checkout(folder):
     return folder
 
 
-def called(*words):
+def called(*words, folder="/"):
+    """What a command prints, outside of any checkout."""
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    subprocess.run(words, check=True, cwd="/", env=env)
+    done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def installed(home, *what):
@@ -90,20 +93,12 @@ def fresh(tmp_path_factory):
     return python
 
 
-def said(python, folder, *words):
-    """What a command of the fresh environment prints, outside of any checkout."""
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run([python, *words], cwd=folder, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.rotates
 def test_the_wheel_brings_the_texts_and_the_command(fresh, tmp_path):
     text = "import gpt2lab.corpus as c; print(c.shakespeare()[:4], c.encoding().encode('ROMEO'), c.__file__)"
-    found = said(fresh, tmp_path, "-c", text)
+    found = called(fresh, "-c", text, folder=tmp_path)
     assert str(fresh.parent.parent) in found and "[33676, 4720]" in found
-    assert "handout" in said(fresh, tmp_path, fresh.parent / "gpt2lab", "--help")
+    assert "handout" in called(fresh, fresh.parent / "gpt2lab", "--help", folder=tmp_path)
 
 
 def test_every_file_of_the_package_that_is_no_program_is_in_the_wheel(fresh):
@@ -117,7 +112,7 @@ SETTINGS = "import jupyterlab_server.settings_utils as s; print(s._get_overrides
 
 @pytest.mark.rotates
 def test_where_the_wheel_is_installed_no_news_pops_up_in_the_lab(fresh, tmp_path):
-    assert "'fetchNews': 'false'" in said(fresh, tmp_path, "-c", SETTINGS)
+    assert "'fetchNews': 'false'" in called(fresh, "-c", SETTINGS, folder=tmp_path)
 
 
 @pytest.mark.rotates
@@ -125,7 +120,7 @@ def test_nor_where_a_checkout_is_installed_by_hand(tmp_path):
     """`pip install -r requirements.txt`, which says `-e .`, and `jupyter lab` with nothing set."""
     assert "\n-e .\n" in (ROOT / "requirements.txt").read_text()
     python = installed(tmp_path, "-e", checkout(tmp_path / "tree"))
-    assert "'fetchNews': 'false'" in said(python, tmp_path, "-c", SETTINGS)
+    assert "'fetchNews': 'false'" in called(python, "-c", SETTINGS, folder=tmp_path)
 
 
 @pytest.mark.rotates
@@ -144,17 +139,13 @@ def test_the_readmes_cell_for_colab_installs_the_wheel_where_there_is_no_git(fre
                 (packages / one.name).symlink_to(one)
     lesson = nbformat.read(NOTEBOOKS / "00_start_here.ipynb", 4)
     first = [c.source for c in lesson.cells if c.cell_type == "code"][:3]
-    env = {
-        "PATH": str(tmp_path / "env/bin"),
-        "HOME": str(tmp_path),
-        "GPT2LAB_STATIC": "1",
-        "MPLBACKEND": "agg",
-    }
+    env = {"PATH": str(tmp_path / "env/bin"), "HOME": str(tmp_path)}
+    env |= {"GPT2LAB_STATIC": "1", "MPLBACKEND": "agg"}
     words = [tmp_path / "env/bin/python", "-m", "IPython", "--colors=NoColor", "-c"]
-    program = "\n".join(
-        [cell, "import gpt2lab, shutil", "print(gpt2lab.__file__, shutil.which('git'))", *first]
+    where = "import gpt2lab, shutil\nprint(gpt2lab.__file__, shutil.which('git'))"
+    done = subprocess.run(
+        [*words, "\n".join([cell, where, *first])], cwd=tmp_path, env=env, capture_output=True, text=True
     )
-    done = subprocess.run([*words, program], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0 and "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
     assert all(f"hello from {rank} of 4" in done.stdout for rank in range(4))
     assert f"{packages}/gpt2lab/__init__.py None" in done.stdout
@@ -171,7 +162,7 @@ notebook = nbformat.read({str(file)!r}, 4)
 nbclient.NotebookClient(notebook, timeout=120).execute(cwd={str(file.parent)!r})
 nbformat.write(notebook, "ran.ipynb")
 """
-    said(fresh, tmp_path, "-c", program)
+    called(fresh, "-c", program, folder=tmp_path)
     cells = json.loads((tmp_path / "ran.ipynb").read_text())["cells"]
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
     assert not [o for o in outputs if o["output_type"] == "error" or o.get("name") == "stderr"]

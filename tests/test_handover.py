@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from planting import planted
+from planting import under
 
 from gpt2lab.lessons.labs import handover
 from gpt2lab.lessons.labs.instruments import built, bytes_sent, trainer_by
 from gpt2lab.model import GPT2
 from gpt2lab.ranks import comm
 from gpt2lab.reference import CONFIG, example_batch
-from gpt2lab.train import Trainer
 
 WAYS = [
     ("pp=2,tp=2,micro=2", "tp=4"),
@@ -22,30 +21,26 @@ WAYS = [
 TEXTS = [[(3 * row + 7 * t) % 37 for t in range(9)] for row in range(5)]
 
 
-def a_step(rank, world_size, trains, samples, bug=(handover, "IGNORED", lambda right: right)):
+def a_step(rank, world_size, trains, samples):
     """Log-probabilities of texts on both models after a step and a handover, and texts that each writes."""
-    with planted(*bug):
-        trainer, sampler = trainer_by(trains, CONFIG), Trainer(built(samples, CONFIG))
-        hand_over = handover.Handover(trainer.parallel, sampler.parallel)
-        hand_over()
-        trainer.step(example_batch(CONFIG, 7, 11))
-        hand_over()
-        both = [handover.log_probabilities(t, TEXTS) for t in (trainer, sampler)]
-        written = [
-            t.parallel.generate([[1, 2], [3, 4]], 6, stop=None, temperature=0) for t in (trainer, sampler)
-        ]
-    return both, written
+    trainer, sampler = both = trainer_by(trains), trainer_by(samples)
+    hand_over = handover.Handover(trainer.parallel, sampler.parallel)
+    hand_over()
+    trainer.step(example_batch(CONFIG, 7, 11))
+    hand_over()
+    written = [t.parallel.generate([[1, 2], [3, 4]], 6, stop=None, temperature=0) for t in both]
+    return [handover.log_probabilities(t, TEXTS) for t in both], written
 
 
-def differ(pool, *given) -> bool:
-    found = pool.run(a_step, *given)
+def differ(pool, plans, bug=None) -> bool:
+    found = pool.run(under(bug, a_step), *plans)
     off = [abs(a - b) for (before, after), _ in found for a, b in zip(before, after, strict=True)]
     return not max(off) < 1e-10 or any(before != after for _, (before, after) in found)
 
 
-@pytest.mark.parametrize("trains, samples", WAYS)
-def test_texts_and_log_probabilities_are_the_same_on_both_plans(pools, trains, samples):
-    assert not differ(pools[4], trains, samples)
+@pytest.mark.parametrize("plans", WAYS, ids=" to ".join)
+def test_texts_and_log_probabilities_are_the_same_on_both_plans(pools, plans):
+    assert not differ(pools[4], plans)
 
 
 def numbered(rank, world_size, trains, samples, config=CONFIG):
@@ -67,23 +62,23 @@ def numbered(rank, world_size, trains, samples, config=CONFIG):
     return had.tolist(), wants.tolist(), numbers(target).tolist(), bytes_sent()
 
 
-@pytest.mark.parametrize("trains, samples", WAYS)
-def test_every_rank_gets_what_it_lacks_and_nothing_else_travels(pools, trains, samples):
-    found = pools[4].run(numbered, trains, samples)
+def gets_what_it_lacks(found):
+    """Nothing else travels."""
     assert all(wants == has for _, wants, has, _ in found)
     lacking = sum(len(set(wants) - set(had)) for had, wants, *_ in found)
     assert sum(sent for *_, sent in found) == 8 * lacking > 0
 
 
-ONE_LAYER = replace(CONFIG, n_layer=1)
+@pytest.mark.parametrize("trains, samples", WAYS)
+def test_every_rank_gets_what_it_lacks_and_nothing_else_travels(pools, trains, samples):
+    gets_what_it_lacks(pools[4].run(numbered, trains, samples))
 
 
 @pytest.mark.parametrize("trains, samples", [("dp=6,zero=3,data=owner", "pp=3,dp=2"), ("pp=6", "dp=3,tp=2")])
 def test_who_holds_nothing_gets_what_it_lacks(pools, trains, samples):
-    found = pools[6].run(numbered, trains, samples, ONE_LAYER)
-    assert not all(had for had, *_ in found) and all(wants == has for _, wants, has, _ in found)
-    lacking = sum(len(set(wants) - set(had)) for had, wants, *_ in found)
-    assert sum(sent for *_, sent in found) == 8 * lacking > 0
+    found = pools[6].run(numbered, trains, samples, replace(CONFIG, n_layer=1))
+    assert not all(had for had, *_ in found)
+    gets_what_it_lacks(found)
 
 
 def test_those_who_hold_the_same_share_the_sending():
@@ -109,17 +104,17 @@ def without_the_first_third(right):
     return lambda *given: [move for move in right(*given) if move[2:4] != lost]
 
 
+def without_the_first_source(right):
+    return lambda boxes, sources: right(boxes, sources[1:])
+
+
 BUGS = {
     "weights of the step before are sent": (handover.Handover, "__call__", once),
     "a third of a matrix is lost": (handover, "moves", without_the_first_third),
-    "what a rank has it does not use": (
-        handover,
-        "product",
-        lambda right: lambda boxes, sources: right(boxes, sources[1:]),
-    ),
+    "what a rank has it does not use": (handover, "product", without_the_first_source),
 }
 
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_is_noticed(pools, bug):
-    assert differ(pools[4], *WAYS[0], BUGS[bug])
+    assert differ(pools[4], WAYS[0], BUGS[bug])

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 import submissions
@@ -70,13 +71,7 @@ def home(tmp_path_factory):
             (folder / of_all / f"{name}.ipynb").write_text(odd)
     os.mkfifo(place / "fifo.ipynb")
     (place / "folder.ipynb").mkdir()
-    for name in (
-        "folder.ipynb/inner",
-        os.fsdecode(b"not \xff text"),
-        "+" * 240,
-        "=HYPERLINK(1)",
-        "line\x1b[2J\nPASS",
-    ):
+    for name in ("folder.ipynb/inner", "not \udcff text", "+" * 240, "=HYPERLINK(1)", "line\x1b[2J\nPASS"):
         (place / f"{name}.ipynb").write_text("{}")
     return folder
 
@@ -105,9 +100,8 @@ def test_no_odd_notebook_touches_another_students_result(home, capsys):
         assert due in found[name]["error"], name
     assert [e["status"] for e in found["good"]["exercises"]] == ["PASS", "PASS"]
     table = (home / "grades.csv").read_text()
-    assert (
-        "\n'=HYPERLINK(1),0,2" in table and "\x1b" not in table and len(table.splitlines()) == len(found) + 1
-    )
+    assert "\n'=HYPERLINK(1),0,2" in table and "\x1b" not in table
+    assert len(table.splitlines()) == len(found) + 1
     assert len(list((home / "grades").iterdir())) == len(found)
 
 
@@ -180,38 +174,31 @@ def test_mutated_notebooks_are_read_or_refused_in_a_sentence(tmp_path):
     assert min(seen.values()) > 50, seen
 
 
-OUT = {
-    "grades": ("", "must be a table"),
-    "g.json": ("", "must be a table"),
-    "missing/g.csv": ("", "is not there"),
-    "foreign.csv": ("name,mark\nann,1\n", "is no result of a grading"),
+NO_RESULT = "is no result of a grading"
+KNOWN = ("[]", "{", *(f'{{"lesson": "07_halves", "results": [{one}]}}' for one in ("3", '{"student": 1}')))
+OUT = {  # --out: (files that are there, the words)
+    "grades": ({}, "must be a table"),
+    "g.json": ({}, "must be a table"),
+    "missing/g.csv": ({}, "is not there"),
+    "foreign.csv": ({"foreign.csv": "name,mark\nann,1\n"}, NO_RESULT),
+    "pages.csv": ({"pages/ann.txt": ""}, "is there already"),
+    **{f"own{i}.csv": ({f"own{i}.json": text}, NO_RESULT) for i, text in enumerate(KNOWN)},
 }
-FOREIGN = [
-    '{"lesson": "07_halves", "results": [3]}',
-    "[]",
-    "{",
-    '{"lesson": "07_halves", "results": [{"student": 1}]}',
-]
 
 
-@pytest.mark.parametrize("name", [*OUT, "pages.csv", *FOREIGN])
+@pytest.mark.parametrize("out", OUT)
 def test_an_out_that_would_lose_something_is_refused_before_the_first_student(
-    home, tmp_path, name, capsys, monkeypatch
+    home, tmp_path, out, capsys, monkeypatch
 ):
     monkeypatch.setattr(grading, "graded", lambda *_: pytest.fail("a student was graded"))
-    text, due = OUT.get(name, ("", "is no result of a grading"))
-    out = tmp_path / (name if name in OUT or name == "pages.csv" else "own.csv")
-    if name == "pages.csv":
-        (tmp_path / "pages").mkdir()
-        due = "is there already"
-    elif name in FOREIGN:
-        (tmp_path / "own.json").write_text(name)
-    elif text:
-        out.write_text(text)
-    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    assert cli.main(words(home, "--again", "--out", str(out))) == 2
+    files, due = OUT[out]
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert cli.main(words(home, "--again", "--out", str(tmp_path / out))) == 2
     assert due in capsys.readouterr().err
-    assert before == {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    left = {p.relative_to(tmp_path).as_posix(): p.read_text() for p in tmp_path.rglob("*") if p.is_file()}
+    assert left == files
 
 
 def test_results_of_another_lesson_are_not_overwritten(tmp_path):
@@ -310,14 +297,18 @@ def touch(memory):
 """
 
 
+def judged(checker, right, wrong, tmp_path):
+    """Verdicts on these wrong answers `deed`, each an exercise of its own, by this `judge_it`, in few sandboxes."""
+    source = submissions.SOURCE.replace("\n\ndef test_half", f"\n{BEGIN}\n{checker}\n\n\ndef test_half", 1)
+    parts = {i: Answer(("a",), right, 'check("a", judge_it, deed)', one) for i, one in enumerate(wrong)}
+    return grading._tried(parts, submissions.lesson(tmp_path, source), LIMITS, [tmp_path])
+
+
 def tried(bodies, tmp_path):
-    """Verdicts on answers with these bodies, each an exercise of its own, in as few sandboxes as can be."""
-    checks = f"{BEGIN}\ndef test(answer):\n    assert answer() is True\n"
+    """The same on answers with these bodies, of which True is asked."""
     text = "def deed():\n{}    return True\n"
-    part = lambda body: Answer(("a",), text.format(""), 'check("a", test, deed)', text.format(body))
-    source = submissions.SOURCE.replace("\n\ndef test_half", f"\n{checks}\n\ndef test_half", 1)
-    of = submissions.lesson(tmp_path, source)
-    return grading._tried({i: part(body) for i, body in enumerate(bodies)}, of, LIMITS, [tmp_path])
+    checker = "def judge_it(answer):\n    assert answer() is True\n"
+    return judged(checker, text.format(""), map(text.format, bodies), tmp_path)
 
 
 @pytest.mark.sandboxed
@@ -343,7 +334,7 @@ def test_no_answer_leaves_its_sandbox(tmp_path):
 
 @pytest.mark.sandboxed
 def test_what_breaks_a_limit_or_its_line_costs_only_its_own_exercise(tmp_path):
-    bodies = ["    " + f"{deed}\nreturn False\n".replace("\n", "\n    ") + "\n" for deed, _ in ENDS.values()]
+    bodies = [indent(f"{deed}\nreturn False\n", "    ") for deed, _ in ENDS.values()]
     found = tried(["    return True\n", *bodies, "    return True\n"], tmp_path)
     assert found[0][0][0][1] == found[len(ENDS) + 1][0][0][1] == "PASS", found
     for i, (name, (_, due)) in enumerate(ENDS.items(), 1):
@@ -388,22 +379,18 @@ FORGED = {  # what makes a wrong answer pass where its checker runs beside it, o
     "a profile": "sys.setprofile(lambda *_: None)",
     "prints": "print('PASS  a')",
 }
-BESIDE = {"np.abs", "the code of close"}  # what succeeds where the checker runs beside the answer
+BESIDE_IT = "answer(object())"  # cannot be told to another process, so the answer has its checker beside it
+BESIDE = set()  # what succeeds where the checker runs beside the answer
 
 
 @pytest.mark.sandboxed
 @pytest.mark.parametrize("across", [True, False])
 def test_no_answer_forges_its_verdict_where_the_checker_asks_across(across, tmp_path):
-    judge_it = (
-        f"def judge_it(answer):\n    {'' if across else 'answer(object())'}\n    close(answer(4), 2, 'a')\n"
-    )
+    judge_it = f"def judge_it(answer):\n    {BESIDE_IT * (not across)}\n    close(answer(4), 2, 'a')\n"
     text = "def deed(x):\n{}    return x\n"
     deeds = [deed.replace("NUMBER", str(i)) for i, deed in enumerate(FORGED.values())]
-    deeds = ["    " + f"{deed}\n".replace("\n", "\n    ") + "\n" for deed in deeds]
-    source = submissions.SOURCE.replace("\n\ndef test_half", f"\n{BEGIN}\n\n{judge_it}\n\ndef test_half", 1)
-    part = lambda deed: Answer(("a",), text.format(""), 'check("a", judge_it, deed)', text.format(deed))
-    of = submissions.lesson(tmp_path, source)
-    found = grading._tried({i: part(deed) for i, deed in enumerate(deeds)}, of, LIMITS, [tmp_path])
+    wrong = [text.format(indent(f"{deed}\n", "    ")) for deed in deeds]
+    found = judged(judge_it, text.format(""), wrong, tmp_path)
     passed = [name for i, name in enumerate(FORGED) if found[i][0][0][1] == "PASS"]
     assert passed == [] if across else set(passed) == BESIDE
     assert {found[i][2] for i, name in enumerate(FORGED) if name != "an alarm"} == {across}

@@ -1,5 +1,6 @@
 """Live ranks: what goes in, what comes back, in which order, and how pools keep state."""
 
+import errno
 import gc
 import linecache
 import multiprocessing
@@ -22,6 +23,9 @@ from gpt2lab import RankFailed, Ranks, kept, launch, transport
 from gpt2lab.processes import launch as launching
 
 pytestmark = pytest.mark.live
+forkserver = pytest.mark.skipif(
+    "forkserver" not in multiprocessing.get_all_start_methods(), reason="here every rank imports for itself"
+)
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +180,10 @@ def start_a_process():
             lambda rank, _: rank or Awkward(divmod, 1, 0),
             "result of rank 0 cannot be read here: ZeroDivisionError",
         ),
+        (
+            lambda rank, _: rank or (i for i in range(3)),
+            r"\(a generator\) cannot be sent back.*Return numbers, strings, tensors",
+        ),
         (lambda rank, _: rank or Awkward(exit, 3), "result of rank 0 cannot be read here: SystemExit: 3"),
         (lambda rank, _: rank or raises(Silent()), r"rank 0 raised Silent\n.*exception str\(\) failed"),
         (lambda rank, _: rank or raises(ValueError("y" * 10**7)), "characters left out"),
@@ -222,10 +230,16 @@ def test_every_rank_has_one_thread_and_a_ready_group(pool):
     assert pool.run(describe) == [(1, rank, 3, transport.default()) for rank in range(3)]
 
 
+@forkserver
 def test_what_the_forkserver_has_imported_is_looked_through_for_garbage_by_no_rank(pool):
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        pytest.skip("here every rank imports for itself")
     assert all(count > 100_000 for count in pool.run(lambda rank, world: gc.get_freeze_count()))
+
+
+def python(script: str, **how) -> str:
+    """What a script prints in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, **how)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 EDITED = r"""
@@ -249,20 +263,13 @@ print(launch(lambda rank, _: "gpt2lab.schedules" in sys.modules, ranks=1))
 """
 
 
+@forkserver
 def test_ranks_begin_with_what_their_parent_has_imported_but_run_the_files_as_they_are_now(tmp_path):
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        pytest.skip("here every rank imports for itself")
     package = Path(launching.__file__).parents[1]
     shutil.copytree(package, tmp_path / "gpt2lab", ignore=shutil.ignore_patterns("__pycache__"))
-    done = subprocess.run(
-        [sys.executable, "-c", EDITED],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    found = python(EDITED, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)})
     want = [(None, True, False), (1, False, False), (2, False, False)]
-    assert done.stdout.splitlines() == [*(str([one] * 2) for one in want), "[False]"], done.stderr
+    assert found.splitlines() == [*(str([one] * 2) for one in want), "[False]"]
 
 
 CHECKERS = r"""
@@ -283,23 +290,22 @@ print(launch(imported_here, checkers, ranks=2))
 """
 
 
+@forkserver
 def test_a_rank_that_tries_an_answer_imports_nothing_more_and_nothing_that_draws():
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        pytest.skip("here every rank imports for itself")
-    done = subprocess.run([sys.executable, "-c", CHECKERS], capture_output=True, text=True)
     checkers = len(list(Path(launching.__file__).parents[1].glob("lessons/exercises/[!_]*.py")))
-    assert done.stdout == f"{[(checkers, [], False)] * 2}\n", done.stderr
+    assert python(CHECKERS) == f"{[(checkers, [], False)] * 2}\n"
 
 
-def test_a_system_that_allows_no_more_processes_is_told(monkeypatch):
-    """As under `ulimit -u 3`, which does not bind root: the process server dies of it, and its answer never comes."""
+@pytest.mark.parametrize("error", [EOFError("unexpected EOF"), BlockingIOError(errno.EAGAIN, "temporarily")])
+def test_a_system_that_allows_no_more_processes_is_told(error, monkeypatch):
+    """As under `ulimit -u 3`, which does not bind root: the process server does not start, or dies of its next fork."""
 
     def refused(_):
-        raise EOFError("unexpected EOF")
+        raise error
 
     monkeypatch.setattr(multiprocessing.context.ForkServerProcess, "_Popen", staticmethod(refused))
     with pytest.raises(
-        OSError, match="No more processes are allowed for ranks. Allow them: ulimit -u 4096.$"
+        OSError, match="^no more processes or threads are allowed. Allow them: ulimit -u 4096.$"
     ):
         launch(lambda rank, world_size: rank, ranks=2)
 
@@ -315,7 +321,7 @@ def test_wrong_arguments_are_refused_before_any_process_starts(monkeypatch):
         (lambda: launch(total, timeout=float("inf")), "at most 1,000,000"),
         (lambda: launch(lambda: 1), r"Ranks call <lambda>\(rank, world_size, ...\)"),
         (lambda: launch(total, timeout=0), "more than 0"),
-        (lambda: launch(total, echo="loud"), "'grouped', 'live' or False"),
+        (lambda: launch(total, echo="loud"), "'grouped', 'columns', 'live' or False"),
         (lambda: launch("total"), "needs a function"),
         (lambda: launch(total, threading.Lock()), "cannot be sent to the ranks"),
     ]:
@@ -323,26 +329,24 @@ def test_wrong_arguments_are_refused_before_any_process_starts(monkeypatch):
             bad()
 
 
+UNGUARDED = """
+from gpt2lab import launch
+print("start")
+offset = 7
+print(launch(lambda rank, world_size: rank + offset, ranks=2))
+"""
+
+
 def test_a_script_without_a_main_guard_works_and_is_not_run_again(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(
-        "from gpt2lab import launch\n"
-        "print('start')\n"
-        "offset = 7\n"
-        "def work(rank, world_size):\n"
-        "    return rank + offset\n"
-        "print(launch(work, ranks=2))\n"
-    )
+    script.write_text(UNGUARDED)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100)
     assert (done.stdout, done.stderr) == ("start\n[7, 8]\n", "")
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps memory when told to")
 def test_ranks_start_with_memory_that_is_kept_and_the_caller_s_environment_is_as_before():
-    script = (
-        "import os\nfrom gpt2lab import launch\nfrom gpt2lab.machine import fast\n"
-        "print(launch(lambda rank, world_size: fast.huge_pages().on, ranks=2), 'GLIBC_TUNABLES' in os.environ)"
-    )
+    script = "import os; from gpt2lab import launch; from gpt2lab.machine import fast; "
+    script += "print(launch(lambda rank, world_size: fast.huge_pages().on, ranks=2), 'GLIBC_TUNABLES' in os.environ)"
     env = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
-    told = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
-    assert told.stdout.split("\n")[0] == "[True, True] False"
+    assert python(script, env=env) == "[True, True] False\n"

@@ -51,34 +51,46 @@ def meeting_place() -> dict[str, str]:
     return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
 
 
-def test_the_environment_says_who_we_are_and_whether_we_were_started_again(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    assert launchers.launched() is None
-    for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}.items():
-        monkeypatch.setenv(name, value)
-    assert launchers.launched() == launchers.Launched("torchrun", 3, 4, 1, 4)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a job")
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
-    assert launchers.launched() == launchers.Launched("torchrun", 3, 4, 1, 4, "a job", 2)
+@contextlib.contextmanager
+def ranks_of(command, ranks="01", **job):
+    """Two ranks as a launcher starts them: the environment says who each is. Whatever happens, they end."""
+    job = {"WORLD_SIZE": "2", **meeting_place(), **job}
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    found = [subprocess.Popen(command, env=ENV | job | {"RANK": r, "LOCAL_RANK": r}, **how) for r in ranks]
+    try:
+        yield found
+    finally:
+        for rank in found:
+            rank.kill()
+            rank.communicate()
 
 
-def test_a_batch_script_of_slurm_is_no_rank_and_a_step_that_srun_starts_is(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+TORCH = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+AGAIN = TORCH | {"TORCHELASTIC_RUN_ID": "a job", "TORCHELASTIC_RESTART_COUNT": "2"}
+BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
+STEP = BATCH | {"SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "2(x2)"}
+WHO = {
+    "nobody": ({}, None),
+    "a rank of torchrun": (TORCH, launchers.Launched("torchrun", 3, 4, 1, 4)),
+    "one that was started again": (AGAIN, launchers.Launched("torchrun", 3, 4, 1, 4, "a job", 2)),
+    "no rank but a batch script of Slurm": (BATCH, None),
+    "a rank in a step that srun starts": (STEP, launchers.Launched("srun", 0, 4, 0, 2)),
+}
+
+
+@pytest.mark.parametrize("who", WHO)
+def test_the_environment_says_who_we_are(who, monkeypatch):
+    says, found = WHO[who]
+    for name in TORCH:
         monkeypatch.delenv(name, raising=False)
-    for name, value in {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}.items():
+    for name, value in says.items():
         monkeypatch.setenv(name, value)
-    assert launchers.launched() is None
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
-    monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "2(x2)")
-    assert launchers.launched() == launchers.Launched("srun", 0, 4, 0, 2)
+    assert launchers.launched() == found
 
 
 LOSES_THE_OTHER = """
 import os, sys, time, torch
 from pathlib import Path
-from gpt2lab.commands import folders
-from gpt2lab.machine import checksum
 from gpt2lab.processes import launchers, meeting
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
@@ -102,23 +114,9 @@ SAID = {
 @pytest.mark.parametrize("how", SAID)
 def test_a_rank_that_loses_the_others_says_in_which_call_and_whom(how, tmp_path):
     """Beyond one machine no parent watches the ranks: each can only speak for itself."""
-    job = {"WORLD_SIZE": "2", **meeting_place()}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", LOSES_THE_OTHER, how, tmp_path],
-            env=ENV | job | {"RANK": r, "LOCAL_RANK": r},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for r in ("0" if how == "does not come" else "01")
-    ]
-    try:
-        last = ranks[0].communicate(timeout=60)[1].splitlines()[-1]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.communicate()
-    assert SAID[how] in last
+    command = [sys.executable, "-c", LOSES_THE_OTHER, how, tmp_path]
+    with ranks_of(command, "0" if how == "does not come" else "01") as ranks:
+        assert SAID[how] in ranks[0].communicate(timeout=60)[1].splitlines()[-1]
 
 
 @pytest.mark.parametrize("why", ["is damaged: it is not the text", "Another process is training in"])
@@ -128,19 +126,10 @@ def test_what_a_launcher_s_ranks_cannot_do_as_typed_ends_with_2_on_each(why, tmp
     folder.mkdir(parents=True)
     (folder / "state.json").write_text("{")
     (folder.parent / "options.json").write_text('{"plan": "dp=2", "batch": 2, "sequence": 8}')
-    job, command = {"WORLD_SIZE": "2", **meeting_place()}, [sys.executable, "-m", "gpt2lab", "train"]
-    with folders.occupied(folder.parent if why.startswith("Another") else None):
-        ranks = [
-            subprocess.Popen(
-                [*command, "--resume", folder],
-                env=ENV | job | {"RANK": rank, "LOCAL_RANK": rank},
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in "01"
-        ]
+    command = [sys.executable, "-m", "gpt2lab", "train", "--resume", folder]
+    with folders.occupied(folder.parent if why.startswith("Another") else None), ranks_of(command) as ranks:
         said = [rank.communicate(timeout=200)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [2, 2], said
+        assert [rank.returncode for rank in ranks] == [2, 2], said
     assert why in said[0] and "Traceback" not in said[0] + said[1]
 
 
@@ -175,8 +164,6 @@ def test_what_all_machines_must_share_sees_a_changed_file(tmp_path, monkeypatch)
 
 MEETS_AND_DIES = """
 import os, torch
-from gpt2lab.commands import folders
-from gpt2lab.machine import checksum
 from gpt2lab.processes import launchers, meeting
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
@@ -191,23 +178,9 @@ def test_ranks_that_are_started_again_do_not_call_at_the_doors_of_the_dead():
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for attempt in ("0", "1", "2"):
         job = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": attempt}
-        job |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": "2"}
-        job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-c", MEETS_AND_DIES],
-                env=ENV | job | {"RANK": r, "LOCAL_RANK": r},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for r in "01"
-        ]
-        try:
+        job |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(store.port)}
+        with ranks_of([sys.executable, "-c", MEETS_AND_DIES], **job) as ranks:
             assert [rank.communicate(timeout=50)[0] for rank in ranks] == ["2.0\n", "2.0\n"], attempt
-        finally:
-            for rank in ranks:
-                rank.kill()
-                rank.communicate()
 
 
 def children(pid: int) -> list[int]:
@@ -237,61 +210,23 @@ def test_a_rank_killed_under_torchrun_ends_with_the_weights_of_an_undisturbed_ru
     assert losses(tmp_path / "calm") == losses(tmp_path / "hit")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_four_ranks_under_mpirun_equal_four_ranks_of_our_own(tmp_path):
-    mpirun = shutil.which("mpirun")
-    if not mpirun:
-        pytest.skip("mpirun is not installed (Debian: apt-get install openmpi-bin)")
-    env = ENV | meeting_place()
-    env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    ours = [sys.executable, "-m", "gpt2lab"]
-    finish([mpirun, "--oversubscribe", "-np", "4", *ours, *arguments(tmp_path / "mpi", 3)], env)
-    finish([*ours, *arguments(tmp_path / "own", 3)])
-    assert losses(tmp_path / "mpi") == losses(tmp_path / "own")
-
-
 def test_ranks_that_slurm_asks_to_end_save_their_newest_step(tmp_path):
     """Two processes with what srun tells its tasks; scancel and the end of a job's time send SIGTERM to both."""
-    place, running = meeting_place(), []
-    for rank in range(2):
-        said = {"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": str(rank)}
-        command = [sys.executable, "-m", "gpt2lab", *arguments(tmp_path, 100_000, "dp=2", save=100_000)]
-        how = {
-            "env": ENV | place | said,
-            "stdout": subprocess.PIPE,
-            "stderr": subprocess.STDOUT,
-            "text": True,
-        }
-        running.append(subprocess.Popen(command, **how))
-    try:
+    command = [sys.executable, "-m", "gpt2lab", *arguments(tmp_path, 100_000, "dp=2", save=100_000)]
+    task = 'export SLURM_PROCID=$RANK SLURM_LOCALID=$RANK; unset RANK; exec "$0" "$@"'
+    with ranks_of(["sh", "-c", task, *command], SLURM_STEP_NUM_TASKS="2") as running:
         until = time.monotonic() + 200
         while not any(path.stat().st_size for path in tmp_path.glob("*/log.jsonl")):
             assert time.monotonic() < until and not any(process.poll() for process in running)
             time.sleep(0.02)
         for process in running:
             process.send_signal(signal.SIGTERM)
-        texts = [process.communicate(timeout=30)[0] for process in running]  # after which Slurm kills
-    finally:
-        for process in running:
-            process.kill()
+        texts = ["".join(process.communicate(timeout=30)) for process in running]  # after which Slurm kills
     assert [process.returncode for process in running] == [0, 0], texts
     (run,) = tmp_path.glob("*")
     newest = checkpoint.read_state(checkpoint.all_in(run)[-1])["step"]
     assert f"Stopped by SIGTERM: saved step {newest}" in texts[0] and newest == len(losses(tmp_path)) > 0
     assert not any("Traceback" in text for text in texts) and not (run / "stop").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_four_ranks_under_srun_equal_four_ranks_of_our_own(tmp_path):
-    ours = [sys.executable, "-m", "gpt2lab"]
-    (tmp_path / "cluster").mkdir()
-    with slurm(tmp_path / "cluster") as cluster:
-        env = ENV | cluster | meeting_place()
-        finish(["srun", "--ntasks", "4", *ours, *arguments(tmp_path / "srun", 3)], env)
-    finish([*ours, *arguments(tmp_path / "own", 3)])
-    assert losses(tmp_path / "srun") == losses(tmp_path / "own")
 
 
 @pytest.mark.slow
@@ -315,10 +250,10 @@ def test_a_run_that_becomes_not_a_number_under_torchrun_says_so_once_and_is_not_
     assert logged == sorted(set(logged)), "steps were done again"
 
 
-def test_four_ranks_under_torchrun_equal_four_ranks_of_our_own(tmp_path):
-    torchrun = [*TORCHRUN, "--standalone", "--nproc-per-node", "4", "-m", "gpt2lab"]
-    finish([*torchrun, *arguments(tmp_path / "torchrun", 3)])
-    finish([sys.executable, "-m", "gpt2lab", *arguments(tmp_path / "own", 3)])
+def test_ranks_under_torchrun_equal_ranks_of_our_own(tmp_path):
+    torchrun = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "gpt2lab"]
+    finish([*torchrun, *arguments(tmp_path / "torchrun", 3, "tp=2")])
+    finish([sys.executable, "-m", "gpt2lab", *arguments(tmp_path / "own", 3, "tp=2")])
     assert losses(tmp_path / "torchrun") == losses(tmp_path / "own")
 
 

@@ -42,17 +42,10 @@ def test_eight_ranks_as_a_cube_find_their_neighbours(ranks):
         assert both == sums["dp"]
 
 
-def test_tensor_parallel_ranks_are_neighbours(ranks):
-    _, lines, _, _ = ranks.run(look, {"dp": 4, "tp": 2})[5]
-    assert lines == {"dp": (1, 3, 5, 7), "tp": (4, 5)}
-
-
 def test_a_group_inherits_the_timeout_of_its_world(ranks):
     def timeouts(rank, world_size):
-        from gpt2lab.ranks.mesh import _timeout
-
-        axis = Mesh(dp=4, tp=2)["dp"]
-        return _timeout(axis.group), _timeout(), _timeout(Mesh(dp=8).side_group())
+        axis, timeout = Mesh(dp=4, tp=2)["dp"], mesh_file._timeout
+        return timeout(axis.group), timeout(), timeout(Mesh(dp=8).side_group())
 
     for line, world, side in ranks.run(timeouts):
         assert line == world == side and world.total_seconds() > 60

@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+from planting import planted
 from tensor_cases import bytes_kept, tokens_and_targets
 
+from gpt2lab import model as model_module
 from gpt2lab.model import GPT2, PRESETS, GPT2Config, Noise, causal_attention, token_loss
 from gpt2lab.parallel.recompute import apply_recompute
 from gpt2lab.storage.huggingface import TRANSPOSED
@@ -67,22 +69,10 @@ def test_logits_and_every_gradient_equal_transformers(shape, dtype, tolerance):
 def test_parameter_counts(name):
     published = {"gpt2": 124_439_808, "gpt2-medium": 354_823_168}
     published |= {"gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200}
-    with torch.device("meta"):
-        model = torch.nn.Module.__new__(GPT2)
-        counted = _count_on_meta(model, PRESETS[name])
+    # nothing is drawn: `initialise` needs real memory, counting does not
+    with torch.device("meta"), planted(model_module, "initialise", lambda right: lambda *_: None):
+        counted = sum(p.numel() for p in GPT2(PRESETS[name]).parameters())
     assert PRESETS[name].parameters == counted == published.get(name, counted)
-
-
-def _count_on_meta(model, config):
-    """Build without drawing a number: `initialise` needs real memory, counting does not."""
-    import gpt2lab.model as module
-
-    draw, module.initialise = module.initialise, lambda *_: None
-    try:
-        model.__init__(config)
-    finally:
-        module.initialise = draw
-    return sum(p.numel() for p in model.parameters())
 
 
 def test_a_fresh_model_knows_nothing():
@@ -153,9 +143,8 @@ def test_picked_columns_are_the_columns_of_the_whole_logits():
     model = GPT2(SMALL).double()
     tokens, _ = tokens_and_targets(SMALL, 3, 11)
     pick = torch.tensor([10, 0, 4])
-    torch.testing.assert_close(
-        model(tokens, pick=pick)[:, 0], model(tokens)[torch.arange(3), pick], rtol=1e-13, atol=1e-13
-    )
+    picked, whole = model(tokens, pick=pick)[:, 0], model(tokens)[torch.arange(3), pick]
+    torch.testing.assert_close(picked, whole, rtol=1e-13, atol=1e-13)
 
 
 def noise(samples, seed=0, step=0):
@@ -172,15 +161,11 @@ def test_dropout_keeps_the_right_share_and_is_uncorrelated(p):
     spread = math.sqrt(p * (1 - p) / kept.numel())
     assert abs(kept.mean().item() - (1 - p)) < 4 * spread
     centred = kept - (1 - p)
-    for dim in range(3):
-        neighbours = (
-            centred.narrow(dim, 0, kept.size(dim) - 1) * centred.narrow(dim, 1, kept.size(dim) - 1)
-        ).mean()
-        assert abs(neighbours.item()) < 4 * p * (1 - p) / math.sqrt(kept.numel()), dim
-    for other in (keep(range(40), p, site=4), keep(range(40), p, step=1), keep(range(40), p, seed=1)):
-        assert abs((centred * (other.double() - (1 - p))).mean().item()) < 4 * p * (1 - p) / math.sqrt(
-            kept.numel()
-        )
+    pairs = [(centred.narrow(d, 0, n - 1), centred.narrow(d, 1, n - 1)) for d, n in enumerate(kept.shape)]
+    others = keep(range(40), p, site=4), keep(range(40), p, step=1), keep(range(40), p, seed=1)
+    pairs += [(centred, other.double() - (1 - p)) for other in others]
+    for a, b in pairs:
+        assert abs((a * b).mean().item()) < 4 * p * (1 - p) / math.sqrt(kept.numel())
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])

@@ -17,6 +17,7 @@ SHARED = {  # name: what all of that name have in common
     "main": "protocol: the command line of a module",
     "memory": "bytes that a rank holds: computed, or drawn over time",
     "play": "go through a schedule, or a recorded run, step by step",
+    "predict": "say what will come out, before it runs: the planner of a step, or the reader of a result",
     "run": "protocol of commands and benchmarks: do it",
     "sent": "what a rank sends, by formula",
     "setup": "what comes first: a lesson's cells for its exercises, or the function that Sphinx calls",

@@ -1,4 +1,4 @@
-"""Cells on live ranks: variables stay, output is tagged, errors are those of launch and say what is lost."""
+"""Cells on live ranks: variables stay, each rank has a column, errors are those of launch and say what is lost."""
 
 import pytest
 from planting import is_killed
@@ -27,19 +27,37 @@ def cells():
     cells.stop()
 
 
-def test_variables_stay_and_what_ranks_print_and_the_last_value_are_tagged(cells, capsys):
+def test_variables_stay_and_what_ranks_print_and_the_last_value_are_columns(cells, capsys):
     cells.ranks_magic(
         "2", "def total(t):\n    return comm.all_reduce(t, axis)\n\nprint('here')\ntotal(x).tolist()"
     )
-    said = "[rank 0] here\n[rank 0] [10.0, 12.0]\n[rank 1] here\n[rank 1] [10.0, 12.0]\n"
+    said = "rank 0         rank 1\nhere           here\n[10.0, 12.0]   [10.0, 12.0]\n"
     assert capsys.readouterr().out == said
     cells.ranks_magic("2", "y = total(x)\ny;")
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("'x' * 40 * (1 + rank)", f"[rank 0] {'x' * 40!r}\n[rank 1] {'x' * 80!r}\n"),
+        (r"print('10 %\r20 %')", "[rank 0] 10 %\r20 %\n[rank 1] 10 %\r20 %\n"),
+        (r"if rank: print('a\tb\n\nc')", "rank 1\na       b\n\nc\n"),
+        (
+            r"print('one' if rank else '1\n2', end='')",
+            "rank 0   rank 1\n1        one\n2\n",
+        ),
+    ],
+    ids=["too wide", "moves the cursor", "one rank alone", "of unequal length"],
+)
+def test_what_no_columns_can_show_comes_line_by_line(cells, text, said, capsys):
+    cells.ranks_magic("2", text)
+    assert capsys.readouterr().out == said
+
+
 def test_some_ranks_alone_and_their_status(cells, capsys):
     cells.ranks_magic("1,", "own = rank, world_size\nown")
-    assert capsys.readouterr().out == "[rank 1] (1, 2)\n"
+    assert capsys.readouterr().out == "rank 1\n(1, 2)\n"
     cells.ranks_magic("status")
     rank_0, rank_1 = capsys.readouterr().out.splitlines()
     assert "own" not in rank_0 and rank_1.startswith("rank 1 has Mesh, axis") and "own" in rank_1
@@ -60,7 +78,7 @@ def test_another_line_is_refused_and_the_ranks_stay(cells, line, cell, said, cap
     with pytest.raises(ValueError, match=said):
         cells.ranks_magic(line, cell)
     cells.ranks_magic("2", "x.numel()")
-    assert capsys.readouterr().out == "[rank 0] 2\n[rank 1] 2\n"
+    assert capsys.readouterr().out == "rank 0   rank 1\n2        2\n"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +89,7 @@ def test_what_is_no_python_is_told_before_any_rank_runs_it(cells, text, capsys):
         cells.ranks_magic("2", "print('ran')\n" + text)
     assert told.value.__notes__ == [on_ranks.PLAIN]
     cells.ranks_magic("2", "x.numel()")
-    assert capsys.readouterr().out == "[rank 0] 2\n[rank 1] 2\n"
+    assert capsys.readouterr().out == "rank 0   rank 1\n2        2\n"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +97,7 @@ def test_what_is_no_python_is_told_before_any_rank_runs_it(cells, text, capsys):
 )
 def test_a_semicolon_after_the_last_value_hides_it(cells, text, shown, capsys):
     cells.ranks_magic("0,", text)
-    assert capsys.readouterr().out == f"[rank 0] {shown}\n" * bool(shown)
+    assert capsys.readouterr().out == f"rank 0\n{shown}\n" * bool(shown)
 
 
 def test_an_error_names_the_rank_and_the_line_and_what_is_lost(capsys):
@@ -97,7 +115,7 @@ def test_an_error_names_the_rank_and_the_line_and_what_is_lost(capsys):
     cells.ranks_magic("2", "z = 1")
     assert capsys.readouterr().out == on_ranks.GONE + "\n"
     cells.ranks_magic("1", "rank")  # another number: new ranks
-    assert capsys.readouterr().out == on_ranks.GONE + "\n[rank 0] 0\n" and cells.ranks.size == 1
+    assert capsys.readouterr().out == on_ranks.GONE + "\nrank 0\n0\n" and cells.ranks.size == 1
     cells.stop()
     assert cells.ranks is None
 

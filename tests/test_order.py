@@ -2,10 +2,12 @@
 
 import pytest
 from order_of_calls import PLANS, of_a_step, shortened, written
-from planting import planted
+from planting import under
 
+from gpt2lab.parallel.context.ring import _RingAttention
 from gpt2lab.parallel.data import Bucket
 from gpt2lab.parallel.pipeline.mailbox import Mailbox
+from gpt2lab.parallel.zero.stages import Zero3
 from gpt2lab.plan import Plan
 
 
@@ -37,18 +39,22 @@ def late(right):
     return lambda self, rank: None if self.posted else right(self, rank)
 
 
+RING = "cp=2,exchange=ring,layout=zigzag"
+START = "trip.start_next()\n"
+COMPUTE = "if trip.needed:\n            state = block_forward(state, q, *trip.held, *trip.options)\n"
 MUTANTS = {
-    "a bucket is awaited at once": ("dp=2,bucket=1", Bucket, "send", at_once),
-    "one receive is posted": ("pp=2,micro=3", Mailbox, "_post", late),
-}
+    "a bucket is awaited at once": ("dp=2,bucket=1", (Bucket, "send", at_once)),
+    "one receive is posted": ("pp=2,micro=3", (Mailbox, "_post", late)),
+    "no block is gathered ahead": ("dp=2,zero=3", (Zero3._prefetch, "self.prefetch and", "False and")),
+    "only forward gathers ahead":
+        ("dp=2,zero=3", (Zero3._prefetch, "self.prefetch and", "not torch.is_grad_enabled() and")),
+    "a ring computes before it passes a block on":
+        (RING, (_RingAttention.forward, f"{START}        {COMPUTE}", f"{COMPUTE}        {START}")),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("bug", MUTANTS)
 def test_mutant_with_another_order_is_noticed(bug, pools):
-    plan, owner, name, make = MUTANTS[bug]
-
-    def work(rank, world_size):
-        with planted(owner, name, make):
-            return of_a_step(rank, world_size, plan, PLANS[plan])
-
-    assert pools[2].run(work) != written()[plan]
+    """The results are the same bits: only what is under way meanwhile tells."""
+    plan, bug = MUTANTS[bug]
+    assert pools[2].run(under(bug, of_a_step), plan, PLANS[plan]) != written()[plan]

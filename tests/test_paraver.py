@@ -7,7 +7,6 @@ from task_cases import made
 from test_tasks_live import train
 
 from gpt2lab.plots.paraver import STATES, TASK, Message, messages_between, save_paraver
-from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.trace import Span
 from gpt2lab.tasks.scheduler import run_tasks
@@ -79,10 +78,8 @@ def test_the_trace_is_as_long_as_its_last_message(tmp_path):
     assert late.read_text().startswith("#Paraver (01/01/00 at 00:00):2000000000_ns:")
 
 
-@pytest.mark.live
-def test_messages_of_a_run_on_ranks_are_those_that_were_counted(tmp_path):
-    with Ranks(3, echo=False) as ranks:
-        spans, logs, traffic = zip(*ranks.run(traced), strict=True)
+def test_messages_of_a_run_on_ranks_are_those_that_were_counted(pools, tmp_path):
+    spans, logs, traffic = zip(*pools[3].run(traced), strict=True)
     sent = messages_between(logs)
     path = save_paraver([s for of_rank in spans for s in of_rank], tmp_path / "ranks", sent)
     _, states, events, found = parsed(path)

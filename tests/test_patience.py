@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 import gpt2lab
-from gpt2lab import cli
+from gpt2lab import cli, verify
 from gpt2lab.machine import patience
 from gpt2lab.machine.patience import patiently
 from gpt2lab.model import PRESETS
@@ -25,6 +25,7 @@ from gpt2lab.planner import (
     search,
 )
 from gpt2lab.planner.problem import find_cluster, gpt2_layers
+from gpt2lab.reference import CONFIG, serial_run
 from gpt2lab.schedules.terapipe import best_slices
 from gpt2lab.sharding.gpt2 import captured_gpt2
 from gpt2lab.sharding.named import legal_layouts
@@ -61,6 +62,9 @@ LONG = {  # where `patiently` stands: what goes through it
     "tofu.LinkChain": lambda: LinkChain(captured_gpt2(NANO, 2, 4)).recursive("x"),
     "named.legal_layouts": lambda: legal_layouts(TABLES, {"x": 2}),
     "verify.run": lambda: cli.main(["verify", "--plan", "serial"]),
+    "verify._steps": lambda: verify.verify("serial", depth="steps"),
+    "reference.serial_steps": lambda: serial_run(CONFIG, 7, 11, "steps"),
+    "emulate.Emulator": lambda: verify.expected(Plan.parse("pp=2,schedule=ampnet"), CONFIG, 7, 11, "steps"),
     "terapipe.best_slices": lambda: best_slices(8, lambda a, b: a + b, 2),
 }
 
@@ -96,7 +100,7 @@ def test_the_rest_is_estimated_from_what_is_done_and_told_once(monkeypatch, caps
     for _ in patiently(range(1000), "plans"):
         now[0] += 2.0
     assert capsys.readouterr().err == (
-        "3 plans took 6 s; the other 997 take about 33 minutes. Ctrl-C ends it.\n"
+        "3 of 1,000 plans took 6 s; the other 997 take about 33 minutes. Ctrl-C ends it.\n"
     )
     for _ in patiently(range(1000), "plans", falling="most are passed over"):
         now[0] += 2.0
@@ -104,6 +108,8 @@ def test_the_rest_is_estimated_from_what_is_done_and_told_once(monkeypatch, caps
     for _ in patiently(iter(range(9)), "plans"):
         now[0] += 2.0
     assert "6 s; nobody knows how many are left." in capsys.readouterr().err
+    for seconds in patiently([0.51] * 11, "plans that are nearly over"):
+        now[0] += seconds
     monkeypatch.setenv("GPT2LAB_STATIC", "1")
     for _ in patiently(range(9), "plans"):
         now[0] += 2.0

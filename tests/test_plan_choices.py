@@ -97,32 +97,6 @@ def test_a_plan_is_refused_with_a_way_out_or_builds_on_every_rank(case, data):
             assert len(parallel.mine(batch)) == plan.micro
 
 
-AXES = {  # more ranks than there is of what they share: the plan, and the sentence
-    "pp": (
-        "pp=6",
-        "3 layers, the embedding and the head leave nothing for rank 5 of pp=6. Use pp=1, 2, 3, 4, 5,",
-    ),
-    "tp": ("tp=5", "4 attention heads cannot be split over tp=5 ranks"),
-    "tp, all heads": ("tp=8", "4 attention heads cannot be split over tp=8 ranks"),
-    "dp": ("dp=8", "7 rows cannot be dealt to dp=8 replicas"),
-    "micro": ("dp=2,micro=4", "7 rows cannot be dealt to dp=2 replicas in micro=4"),
-    "cp by heads": (
-        "cp=8,exchange=heads",
-        "4 attention heads a rank cannot be exchanged for tokens over cp=8",
-    ),
-    "slices": ("pp=2,schedule=terapipe,chunks=12", "Sequences of 11 tokens make no 12 slices"),
-}
-
-
-@pytest.mark.parametrize("axis", AXES)
-def test_more_ranks_than_there_is_to_share_are_refused(axis):
-    plan, sentence = AXES[axis]
-    case = Plan.parse(plan), CONFIG, 7, 11
-    text = refusal(*case)
-    assert text is not None and text.startswith(sentence), text
-    check_refusal(*case, text)
-
-
 @pytest.mark.parametrize("axis", ["pp", "tp", "dp"])
 def test_the_command_line_refuses_them_before_any_process_starts(axis, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)

@@ -88,9 +88,8 @@ def test_a_ring_of_messages_takes_the_alpha_beta_time(n):
     found = ring_all_reduce(range(n), Fraction(100), Cluster(n, Device(1), Network(link)))
     assert found.makespan == link.time(2 * (n - 1) * Fraction(100, n), 2 * (n - 1))
     assert found.makespan == pytest.approx(all_reduce_time("ring", n, 100, link))
-    assert sum(m.bytes for m in found.messages) == 2 * (n - 1) * 100 and len(found.messages) == 2 * n * (
-        n - 1
-    )
+    assert sum(m.bytes for m in found.messages) == 2 * (n - 1) * 100
+    assert len(found.messages) == 2 * n * (n - 1)
 
 
 @pytest.mark.parametrize("name", ["naive", "gpipe", "1f1b", "interleaved", "breadth_first", "chimera"])

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -78,33 +79,39 @@ def test_brute_force_finds_nothing_better(everything, least):
     brute = min(map(key, fits.items()))
     assert best.prediction.memory <= 400_000
     assert key((best.plan, best.prediction)) <= brute * (1 + 1e-9)
+    beats = lambda a, b: a.seconds <= b.seconds * (1 + 1e-9) and a.memory <= b.memory
+    assert all(any(beats(f.prediction, p) for f in best.front) for p in everything.values())
+    # a beaten one is not asked what it holds
+    asked = replace(GOAL, least=least)
+    assert parallelize(CONFIG, FOUR, asked).tried < {"time": 500, "memory": 500, "devices": 800}[least]
+
+
+@pytest.mark.parametrize("least", choose.LEAST)
+def test_the_next_best_meets_the_goal_too(least):
+    asked = replace(GOAL, memory=800_000, seconds=0.06, least=least)
+    reasons = parallelize(CONFIG, FOUR, asked).reasons
+    (plan,) = (Plan.parse(said.split(", ")[1]) for said in reasons if said.startswith("the next best, "))
+    p = predict(plan, CONFIG, 8, 32, FOUR)
+    assert p.memory <= asked.memory and p.seconds <= asked.seconds
 
 
 @pytest.mark.rotates
-def test_what_no_plan_fits_into_is_said_with_what_is_short_and_brute_force_agrees(everything):
-    need = min(p.memory for p in everything.values())
-    with pytest.raises(
-        ValueError, match=r"No plan of up to 4 ranks fits into .* needs .* more\. Use more memory"
-    ):
-        parallelize(CONFIG, FOUR, replace(GOAL, memory=0.9 * need))
-    found = parallelize(CONFIG, FOUR, replace(GOAL, memory=need, least="memory"))
-    assert found.prediction.memory <= need
+def test_what_no_plan_fits_into_or_is_fast_enough_for_is_said_and_brute_force_agrees(everything):
+    pairs, asked = FOUR.with_devices(2), partial(parallelize, CONFIG, FOUR.with_devices(2))
+    every = [p for plan, p in everything.items() if plan.world <= pairs.devices]
+    need, fastest = min(p.memory for p in every), min(p.seconds for p in every if p.memory <= 1e9)
+    with pytest.raises(ValueError, match=r"No plan of up to 2 ranks fits .* needs .* more\. Use more memory"):
+        asked(replace(GOAL, memory=0.9 * need))
+    assert asked(replace(GOAL, memory=need, least="memory")).prediction.memory <= need
+    with pytest.raises(ValueError, match=r"No plan .* or less: the fastest, .* Use more or faster devices"):
+        asked(replace(GOAL, seconds=0.5 * fastest))
+    assert asked(replace(GOAL, seconds=1.01 * fastest, least="devices")).prediction.seconds <= 1.01 * fastest
 
 
 def test_a_plan_is_compared_with_one_rank_which_cannot_win():
     assert any(
         reason.startswith("one rank takes 3.91 times") for reason in parallelize(CONFIG, FOUR, GOAL).reasons
     )
-
-
-@pytest.mark.rotates
-def test_what_no_plan_is_fast_enough_for_is_said_too(everything):
-    fastest = min(p.seconds for p in everything.values() if p.memory <= 1e9)
-    with pytest.raises(
-        ValueError, match=r"No plan .* takes .* or less: the fastest, .* Use more or faster devices"
-    ):
-        parallelize(CONFIG, FOUR, replace(GOAL, seconds=0.5 * fastest))
-    assert parallelize(CONFIG, FOUR, replace(GOAL, seconds=1.01 * fastest, least="devices"))
 
 
 def test_none_of_the_front_is_beaten_and_every_plan_is_beaten_or_in_it(everything):
@@ -132,9 +139,8 @@ def test_a_slow_link_moves_the_cut_from_inside_operators_to_between_them():
     on = lambda bandwidth: (
         parallelize(CONFIG, Cluster(2, Device(1e9), Network(Link(0, bandwidth))), goal).plan
     )
-    assert on(1e12).tp * on(1e12).cp > 1 and on(1e3) == Plan(
-        loss=on(1e3).loss, micro=1, recompute=on(1e3).recompute
-    )
+    assert on(1e12).tp * on(1e12).cp > 1
+    assert on(1e3) == Plan(loss=on(1e3).loss, micro=1, recompute=on(1e3).recompute)
 
 
 @pytest.mark.parametrize(
@@ -143,28 +149,6 @@ def test_a_slow_link_moves_the_cut_from_inside_operators_to_between_them():
 )
 def test_sizes_are_read(text, size):
     assert size_in_bytes(text) == size
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("--between 10Gb", "'10Gb' may be bits or bytes. Write Gbit or GB."),
-        ("--between 0gbit", "'0gbit' is no size. Use for example 4GiB, 800MB or 10gbit."),
-        ("--between 1e400gbit", "'1e400gbit' is no size."),
-        ("--memory 0", "'0' is no size."),
-        ("--tokens 1e400", "'1e400' is no number of tokens. Use for example 2T or 300B."),
-        ("--layers 10001", "'10001' does not fit. Use a whole number from 1 to 10,000."),
-        ("--precision BF16", "Did you mean bf16?"),
-        ("--cluster H100x64", "No cluster is called 'H100x64'. Did you mean h100x64?"),
-    ],
-)
-def test_a_number_that_means_nothing_and_a_name_in_capitals_get_a_sentence(line, said, capsys):
-    try:
-        status = cli.main(["plan", "--config", "nano", "--cluster", "h100x64", *line.split()])
-    except SystemExit as stop:
-        status = stop.code
-    told = capsys.readouterr().err
-    assert status in (1, 2) and said in told and told.count("\n") == 1
 
 
 def test_a_pipeline_of_more_ranks_than_parts_is_refused_before_its_schedule_is_played(monkeypatch):
@@ -181,39 +165,27 @@ def test_the_command_answers_in_a_table_and_in_json(capsys):
     assert "plans that none beats in both time and memory (predicted)" in told and "not chosen:" in told
     assert cli.main([*ask, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert (
-        told.startswith(answer["best"]["plan"])
-        and answer["front"][0]["seconds"] <= answer["front"][-1]["seconds"]
-    )
+    assert told.startswith(answer["best"]["plan"])
+    assert answer["front"][0]["seconds"] <= answer["front"][-1]["seconds"]
     assert cli.main([*ask, "--memory", "1MiB"]) == 2
     assert "the smallest, " in capsys.readouterr().err
 
 
-ASKED = {  # questions, and what the answer or the refusal says
+ASKED = {  # questions, and what the answer says
     "--config nano --ranks 1 --rows 1 --length 8": "loss=chunked   (nano, 1 row, float32, 4 plans predicted)",
     "--config nano --ranks 3 --rows 5 --length 31": "the best of 3 ranks, ",
     "--config nano --ranks 4 --rows 1 --length 1": "one rank takes ",
     "--config nano --ranks 2 --rows 4 --length 32 --least memory": ", holds ",
     "--config nano --ranks 2 --rows 4 --length 32 --seconds 9 --least devices": "serial   (nano",
-    "--config nano --ranks 2 --rows 4 --length 32 --seconds 0.0001": "the fastest, tp=2, takes ",
-    "--config nano --ranks 1 --rows 4 --length 32 --memory 1MiB": "No plan of up to 1 rank fits into 1 MiB",
     "--config nano --ranks 2 --length 2000": "loss=chunked   (nano, 8 rows, float32, ",
-    "--config gpt2 --ranks 0": "--ranks: '0' does not fit. Use a whole number from 1 to 65,536",
-    "--config gpt2 --ranks 2 --rows 0": "--rows/--batch: '0' does not fit. Use a whole number from 1 to 100,000",
-    "--config gpt2-xl --ranks 1 --rows 1": "loss=chunked, needs 23.53 GiB, 19.53 GiB more. Use more memory, more ranks",
     "--config gpt2 --ranks 100 --rows 1 --length 16": "of its ",
 }
 
 
 @pytest.mark.parametrize("question", ASKED)
 def test_questions_are_answered(question, capsys):
-    try:
-        status = cli.main(["plan", "--cluster", "laptop", *question.split()])
-    except SystemExit as stop:
-        status = stop.code
-    told = capsys.readouterr()
-    assert ASKED[question] in told.out + told.err
-    assert status == 0 or told.err.count("\n") == 1 and " Use " in told.err
+    assert cli.main(["plan", "--cluster", "laptop", *question.split()]) == 0
+    assert ASKED[question] in capsys.readouterr().out
 
 
 def test_the_memory_command_has_a_line_for_every_stage(capsys):
@@ -368,11 +340,9 @@ def test_tokens_a_second_and_days_follow_from_the_seconds_of_a_step(capsys):
     used = flops_per_token(PRESETS["nano"], 64) * rate / best["ranks"] / 989e12
     assert best["mfu"] == pytest.approx(used)
     told = asked(capsys, "--cluster", "h100x64", "--ranks", "2", "--tokens", "2B")
-    assert (
-        f"{rate:,.0f} tokens a second" in told
-        and f"MFU {used:.1%}" in told
-        and "days for 2e+09 tokens" in told
-    )
+    assert f"{rate:,.0f} tokens a second" in told
+    assert f"MFU {used:.1%}" in told
+    assert "days for 2e+09 tokens" in told
     assert "days" not in asked(capsys, "--cluster", "h100x64", "--ranks", "2")
 
 
@@ -417,9 +387,19 @@ def test_sums_beside_products_begin_in_order_on_gpus():
         "dp=2": "",
         "dp=2,tp=2,zero=3": "",
     }.items():
-        assert line(plan).startswith(f"launch: {before}torchrun ") and trained_by(line(plan)) == Plan.parse(
-            plan
-        )
+        assert line(plan).startswith(f"launch: {before}torchrun ")
+        assert trained_by(line(plan)) == Plan.parse(plan)
+
+
+@pytest.mark.parametrize("ranks", [8, 12, 13, 24, 127])
+def test_a_launching_line_starts_every_rank(ranks):
+    """Of 127 ranks on machines of eight cards it started 16 times seven."""
+    args = SimpleNamespace(config="nano", precision="bf16", rows=254, length=64)
+    line = launching_line(Plan(dp=ranks), PRESETS["nano"], args, find_cluster("h100x64"))
+    nodes = int(re.search(r"--nnodes (\d+)|$", line)[1] or 1)
+    each = [int(count) for count in re.findall(r"--nproc-per-node (\d+)", line)]
+    assert each[0] * (nodes - 1) + each[-1] == ranks and max(each) <= 8
+    assert (len(each) == 2) == (ranks % nodes > 0)
 
 
 def test_what_this_package_cannot_launch_is_said(capsys):
@@ -434,6 +414,35 @@ def test_what_this_package_cannot_launch_is_said(capsys):
     assert "launch: python" in asked(capsys, "--cluster", "h100x64", "--ranks", "1", "--precision", "bf16")
 
 
+@pytest.mark.rotates
+def test_what_is_computed_or_not_tried_is_said(capsys):
+    """Who plans for Mixtral spreads its experts, and has to hear that no plan here does."""
+    small = "--layers 2 --width 64 --heads 8 --vocab 100 --kv-heads 8 --mlp 128 --length 64 --rows 2"
+    small = ["--cluster", "h100x64", "--ranks", "1", *small.split()]
+    told = {
+        name: cli.main(["plan", "--config", name, *small]) or capsys.readouterr().out
+        for name in ("mixtral-8x7b", "7b")
+    }
+    spread = "not tried: its 8 MLPs of a layer spread over ranks (ep); here each rank has all."
+    assert [spread in told[name] for name in told] == [True, False]
+    plain = asked(capsys, "--cluster", "h100x64", "--ranks", "1")
+    assert ["  computed: " in text for text in (*told.values(), plain)] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ("dp=4", "gradients' sums "),
+        ("dp=4,zero=1", "gradients' sums and weights' gathers "),
+        ("dp=4,zero=3", "gradients' sums and weights' gathers "),
+    ],
+)
+def test_gathers_of_weights_are_not_called_sums_of_gradients(plan, words):
+    plan, slow = Plan.parse(plan), Cluster(4, Device(1e12), Network(Link(0, 1e6)))
+    one = choose.PricedPlan(plan, predict(plan, PRESETS["nano"], 8, 64, slow))
+    assert f" are {words}" in choose._reasons(one, [one], float("inf"), Goal(8, 64))[0]
+
+
 def test_wires_and_cards_of_ones_own_take_the_place_of_the_clusters(capsys):
     cluster = find_cluster("h100x64")
     found = wired(cluster, 4, 1.25e9)
@@ -443,15 +452,13 @@ def test_wires_and_cards_of_ones_own_take_the_place_of_the_clusters(capsys):
         ValueError, match="--between would change nothing: 8 ranks are on one machine. Leave it out."
     ):
         wired(cluster.with_devices(8), None, 1e9)
-    assert (
-        wired(cluster, 4, None).network.between == cluster.network.between
-    )  # a network card a GPU, as before
+    # a network card a GPU, as before
+    assert wired(cluster, 4, None).network.between == cluster.network.between
     laptop = wired(find_cluster("laptop"), 2, 1e6)
     assert laptop.network.inside == find_cluster("laptop").network.between and laptop.network.node == 2
     price = lambda cluster: predict(Plan(dp=16), PRESETS["gpt2"], 16, 64, cluster, 2).seconds
-    assert (
-        price(wired(cluster, None, 1e9)) > 2 * price(cluster) > 2 * price(wired(cluster, 16, None))
-    )  # one machine
+    # one machine
+    assert price(wired(cluster, None, 1e9)) > 2 * price(cluster) > 2 * price(wired(cluster, 16, None))
 
 
 # --- questions of engineers, and what published teams chose
@@ -517,6 +524,11 @@ LATER = {
         "metaseq's projects/OPT/download_opt175b.md",
         "dp=248,tp=4,micro=2,zero=3,refill=true,sp=true",
     ),
+    "405 billion on 1,024 H100, 400 Gbit/s a machine?": (
+        "--config llama3-405b --cluster h100x64 --ranks 1024 --rows 2048 --length 8192 --between 400gbit",
+        "Grattafiori et al. 2024, table 4: tp=8, cp=1, pp=16, interleaved, and dp=64 on 8,192",
+        "pp=32,dp=2,cp=2,tp=8,micro=1024,zero=1,schedule=interleaved,layout=zigzag,exchange=ring,sp=true",
+    ),
     "70 billion on 512 H100?": (
         "--config 70b --cluster h100x64 --ranks 512 --rows 1024",
         "Touvron et al. 2023, section 2.2.1: no layout; fms-fsdp: FSDP on 128 A100, six sequences a card, recomputed",
@@ -551,7 +563,7 @@ def test_an_engineer_with_a_large_cluster_is_answered(question, capsys):
 
 @pytest.mark.rotates
 def test_the_fewest_cards_are_asked_for(capsys):
-    """13 billion parameters in 16 bytes are 208 GB, four cards of 80 GB hold them and three hold little else."""
-    asked = "plan --json --config 13b --cluster h100x64 --ranks 5 --rows 8 --least devices"
+    """7 billion parameters in 16 bytes are 108 GB, more than one card of 80 GB holds; four would be faster."""
+    asked = "plan --json --config 7b --cluster h100x64 --ranks 4 --rows 8 --least devices"
     assert cli.main(asked.split()) == 0
-    assert json.loads(capsys.readouterr().out)["best"]["ranks"] in (3, 4)
+    assert json.loads(capsys.readouterr().out)["best"]["ranks"] == 2

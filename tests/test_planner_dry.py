@@ -15,7 +15,7 @@ from gpt2lab.parallel.zero.costs import bytes_held, shard_length, zero_bytes_sen
 from gpt2lab.plan import Plan
 from gpt2lab.planner import dry
 from gpt2lab.planner.dry import dry_run, fullest_ranks
-from gpt2lab.planner.numberless import KNOWN, Numberless, numberless
+from gpt2lab.planner.numberless import KNOWN, Numberless, _attention, numberless
 from gpt2lab.planner.share import RankShare
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.traffic import Event
@@ -80,9 +80,8 @@ def test_refilled_weights_are_freed():
 
 
 def test_without_a_flush_the_first_of_two_stages_has_three_versions_of_its_weights():
-    assert (
-        run("pp=2,schedule=pipedream", WORDS).parts["weights"] > 4 * WTE
-    )  # one more while two are exchanged
+    # one more while two are exchanged
+    assert run("pp=2,schedule=pipedream", WORDS).parts["weights"] > 4 * WTE
 
 
 def test_experts_are_asked_evenly():
@@ -105,6 +104,12 @@ def test_the_owner_of_the_blocks_is_found():
     assert found.held == every[1] > max(every[0], every[2])
 
 
+def test_a_window_is_a_mask_of_floats_in_every_layer():
+    """torch's kernel on a CPU turns the mask into the numbers of the queries, and keeps it for backward."""
+    held = [run("serial", replace(CONFIG, window=n)).held for n in (8, None)]
+    assert held[0] - held[1] == CONFIG.n_layer * 32 * 32 * 4
+
+
 LOGITS, EXPERTS = test_there_are_three_logits_at_the_loss, test_experts_are_asked_evenly
 BOTH, IN_PLACE = (
     (test_gradients_of_the_embedding, "serial", 3),
@@ -119,6 +124,9 @@ BUGS = {
         (Numberless._part, "asked in GATHERS", "False", test_zero_3_has_the_embedding_whole_at_the_loss),
     "a storage that grows or shrinks is not seen":
         (Numberless.resizing, "id(storage) in self.alive", "False", test_refilled_weights_are_freed),
+    "a mask stays a mask of bytes":
+        (_attention, "torch.zeros_like(attn_mask, dtype=q.dtype)", "attn_mask",
+         test_a_window_is_a_mask_of_floats_in_every_layer),
     "logits are activations": (Numberless._part, "t.size(-1) == self.words", "False", LOGITS),
     "the peak is the last moment": (Numberless.settle, "> self.most", "> 0", LOGITS),
     "the optimizer has no state":
@@ -148,9 +156,8 @@ def test_parts_add_up_and_the_log_stays():
     comm.log.append(Event("all_reduce", "dp", 1, 1, 0.0, 1.0))
     found = run("dp=2,tp=2", rank=3)
     assert found.place == {"pp": 0, "dp": 1, "cp": 0, "tp": 1}
-    assert found.held == sum(found.parts.values()) and found.sent == {
-        axis: sums for axis, sums in found.sent.items() if axis in ("tp", "dp+cp", "world")
-    }
+    assert found.held == sum(found.parts.values())
+    assert found.sent == {axis: sums for axis, sums in found.sent.items() if axis in ("tp", "dp+cp", "world")}
     assert [(e.op, e.axis) for e in comm.log] == [("all_reduce", "dp")]
     comm.log.clear()
 

@@ -178,14 +178,19 @@ def test_the_record_of_predicted_and_measured_holds_what_it_is_said_to_hold():
 SMALL = GPT2Config(vocab_size=37, n_positions=16, n_layer=4, n_head=4, n_embd=16)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_what_is_computed_is_what_live_ranks_counted(pools, ranks):
-    counted = trade_off.count(trade_off.STRATEGIES, ranks, SMALL, 8, 16, pools[ranks])
+def counted_as_computed(counted, ranks, *sizes):
+    assert list(counted) == list(trade_off.STRATEGIES)
     for strategy, point in counted.items():
-        computed = trade_off.compute(strategy, ranks, SMALL, 8, 16)
+        computed = trade_off.compute(strategy, ranks, *sizes)
         assert (point.sent, point.messages) == (computed.sent, computed.messages), strategy
         assert point.flops == pytest.approx(computed.flops, rel=1e-12), strategy
         assert point.held == pytest.approx(computed.held, rel=0.25), strategy
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_is_computed_is_what_live_ranks_counted(pools, ranks):
+    counted = trade_off.count(trade_off.STRATEGIES, ranks, SMALL, 8, 16, pools[ranks])
+    counted_as_computed(counted, ranks, SMALL, 8, 16)
 
 
 def test_a_strategy_on_one_rank_is_the_serial_run():
@@ -211,13 +216,8 @@ def test_the_record_is_what_live_ranks_count(pools):
 
 @pytest.mark.parametrize("ranks", trade_off.RANKS)
 def test_what_is_computed_is_what_was_recorded(ranks):
-    points = trade_off.recorded()[ranks]
-    assert list(points) == list(trade_off.STRATEGIES)
-    for strategy, point in points.items():
-        computed = trade_off.compute(strategy, ranks, trade_off.SMALL, trade_off.ROWS, trade_off.TOKENS)
-        assert (point.sent, point.messages) == (computed.sent, computed.messages), strategy
-        assert point.flops == pytest.approx(computed.flops, rel=1e-12), strategy
-        assert point.held == pytest.approx(computed.held, rel=0.25), strategy
+    recorded, sizes = trade_off.recorded()[ranks], (trade_off.SMALL, trade_off.ROWS, trade_off.TOKENS)
+    counted_as_computed(recorded, ranks, *sizes)
 
 
 CASES = decisions.GRID | decisions.CAPSTONE
@@ -267,12 +267,10 @@ def test_the_envelope_has_the_formulas_of_the_lesson():
     assert flat.sums == pytest.approx(2 / 3 * hidden / 2048)
     assert flat.exposed == 0 < flat.sums and piped.exposed == piped.sums
     short = decisions.envelope(replace(case, length=512), 1, 1)
-    assert (
-        short.sums == pytest.approx(4 * flat.sums) and short.exposed == pytest.approx(short.sums - 2 / 3) != 0
-    )
-    one_card = (
-        2 * 2 * case.config.parameters / 8 / network.between.bandwidth
-    )  # of a ring with a rank in each machine
+    assert short.sums == pytest.approx(4 * flat.sums)
+    assert short.exposed == pytest.approx(short.sums - 2 / 3) != 0
+    # of a ring with a rank in each machine
+    one_card = 2 * 2 * case.config.parameters / 8 / network.between.bandwidth
     assert wide.sums == pytest.approx(one_card * device.rate / (6 * case.config.parameters * 2048))
     one_machine = decisions.envelope(case, 8, 1, 8)
     assert one_machine.idle == 7 / 8 and one_machine.total >= 7 and not flat.idle

@@ -39,6 +39,11 @@ from gpt2lab.ranks.trace import Span
 from gpt2lab.schedules import make, simulate
 
 
+def faces(patches) -> list[str]:
+    """The colour of each patch."""
+    return [to_hex(p.get_facecolor()) for p in patches]
+
+
 def test_a_form_puts_each_number_at_its_place():
     """Sums, numbers at bars, texts in boxes, means of runs, and the parts of a cut matrix."""
     _, (ax, below) = style.figure(rows=2)
@@ -72,9 +77,7 @@ def test_a_bar_of_a_timeline_is_in_the_row_of_its_rank_from_its_start_in_millise
     ax = timeline([*spans, Span("c", "comm", 5.5, 6.0, rank=7, lane="comm")]).axes[0]
     bars = [(p.get_x(), p.get_width(), round(p.get_y() + p.get_height() / 2, 3)) for p in ax.patches]
     assert bars == [(0, 500, 0), (500, 250, 1), (500, 500, 1.4)]
-    assert [to_hex(p.get_facecolor()) for p in ax.patches] == [
-        to_hex(COLORS[k]) for k in ("forward", "backward", "comm")
-    ]
+    assert faces(ax.patches) == [to_hex(COLORS[k]) for k in ("forward", "backward", "comm")]
     assert [t.get_text() for t in ax.get_yticklabels()] == ["rank 3", "rank 7"]
     assert ax.get_xlabel() == "time in ms"
     assert timeline(spans, unit="s", clock="paced").axes[0].get_xlabel() == "time in s (paced)"
@@ -199,20 +202,12 @@ def test_a_moment_is_told_in_milliseconds_and_its_boxes_are_the_ranks():
 def test_choices_of_experts_stand_on_their_rank_s_colour_and_bytes_leave_the_rank_that_sends_them():
     found = lab.routed(8, 2, 1.0, 1.0)
     left, right = experts.spread(found, 2048).axes
-    heights = [p.get_height() for p in left.patches]
-    assert heights[:8] == list(found.served.sum(0)) and heights[8:] == list(
-        (found.asked - found.served).sum(0)
-    )
-    assert [to_hex(p.get_facecolor()) for p in left.patches[:8]] == [
-        to_hex(rank_color(e // 2)) for e in range(8)
-    ]
-    there, back = [p.get_height() for p in right.patches[:4]], [p.get_height() for p in right.patches[4:]]
-    for rank in range(4):
-        away = found.served[rank].sum() - found.served[rank, 2 * rank : 2 * rank + 2].sum()
-        guests = (
-            found.served[:, 2 * rank : 2 * rank + 2].sum() - found.served[rank, 2 * rank : 2 * rank + 2].sum()
-        )
-        assert (there[rank], back[rank]) == (2 * away, 2 * guests)
+    heights = lambda ax: [p.get_height() for p in ax.patches]
+    assert heights(left) == [*found.served.sum(0), *(found.asked - found.served).sum(0)]
+    assert faces(left.patches[:8]) == [to_hex(rank_color(e // 2)) for e in range(8)]
+    owned = found.served.reshape(4, 4, 2).sum(2)  # what each rank sends to the experts of each
+    away, guests = (owned.sum(dim) - owned.diagonal() for dim in (1, 0))
+    assert heights(right) == [*2 * away, *2 * guests]
 
 
 def test_no_skew_is_even_and_room_is_what_the_package_gives_an_expert():
@@ -247,10 +242,8 @@ def test_a_square_of_the_cost_surface_is_the_slowest_stage_of_its_cut_and_the_ch
     drawn = {t.get_position(): t.get_text() for t in ax.texts}
     assert drawn == {(a, b): f"{1e3 * slowest(times, (0, a, b, 5)):.3g}" for _, a, b, _ in every_cut(5, 3)}
     assert drawn[2, 4] == "7" and drawn[1, 2] == "12"
-    assert [(p.get_x() + 0.5, p.get_y() + 0.5, p.get_linestyle()) for p in ax.patches] == [
-        (2, 4, "-"),
-        (1, 3, "--"),
-    ]
+    frames = [(p.get_x() + 0.5, p.get_y() + 0.5, p.get_linestyle()) for p in ax.patches]
+    assert frames == [(2, 4, "-"), (1, 3, "--")]
 
 
 # --- of lessons 00 and 01
@@ -268,9 +261,8 @@ def test_curves_show_each_run_and_its_distance_from_the_first():
 
 def test_rooms_are_read_from_the_imports(tmp_path):
     (tmp_path / "parallel").mkdir()
-    (tmp_path / "parallel" / "data.py").write_text(
-        "from ..ranks import comm\nfrom .. import spec\nimport torch\n"
-    )
+    data = "from ..ranks import comm\nfrom .. import spec\nimport torch\n"
+    (tmp_path / "parallel" / "data.py").write_text(data)
     (tmp_path / "train.py").write_text("from gpt2lab.plan import Plan\nfrom torch.nn import Linear\n")
     assert uses(tmp_path) == {"parallel": {"ranks", "spec"}, "train": {"plan"}}
     assert len(rooms(tmp_path).axes[0].lines) == 3
@@ -292,10 +284,9 @@ def test_a_line_that_repeats_a_longer_way_is_left_out():
 def test_colours_of_ranks_are_for_ranks_only():
     for fig in (rooms(), checksums({"no sum": [["x"], ["y"], ["z"]]})):
         shown = [line.get_color() for ax in fig.axes for line in ax.lines]
-        shown += [bar.get_facecolor() for ax in fig.axes for bar in ax.patches]
-        shown += [
-            t.get_bbox_patch().get_edgecolor() for ax in fig.axes for t in ax.texts if t.get_bbox_patch()
-        ]
+        shown += [color for ax in fig.axes for color in faces(ax.patches)]
+        boxes = [t.get_bbox_patch() for ax in fig.axes for t in ax.texts]
+        shown += [box.get_edgecolor() for box in boxes if box]
         assert len(shown) > 2 and not {to_hex(color) for color in shown} & {rank_color(r) for r in range(8)}
 
 
@@ -315,9 +306,8 @@ def test_rooms_show_the_whole_package_and_no_line_crosses_a_box():
         x0, y0, x1, y1 = text.get_bbox_patch().get_window_extent().extents
         for line in ax.lines:
             points = ax.transData.transform(line.get_xydata())
-            if not any(
-                np.allclose(end, ax.transData.transform(text.get_position())) for end in points[[0, -1]]
-            ):
+            middle = ax.transData.transform(text.get_position())
+            if not any(np.allclose(end, middle) for end in points[[0, -1]]):
                 along = np.vstack([np.linspace(a, b, 200) for a, b in zip(points, points[1:], strict=False)])
                 inside = (along > (x0, y0)).all(1) & (along < (x1, y1)).all(1)
                 assert not inside.any(), text.get_text()

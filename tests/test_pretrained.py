@@ -46,11 +46,8 @@ def without_prefix_and_with_masks(tensors):
     """As the published file is: no prefix, and masks stored beside the weights."""
     plain = {n.removeprefix("transformer."): t for n, t in tensors.items()}
     masks = {f"h.{i}.attn.bias": torch.ones(1, 1, 16, 16).tril() for i in range(CONFIG.n_layer)}
-    return (
-        plain
-        | masks
-        | {"h.0.attn.masked_bias": torch.tensor(-1e4), "lm_head.weight": plain["wte.weight"] + 0}
-    )
+    more = {"h.0.attn.masked_bias": torch.tensor(-1e4), "lm_head.weight": plain["wte.weight"] + 0}
+    return plain | masks | more
 
 
 @pytest.mark.parametrize("change", [lambda t: t, without_prefix_and_with_masks])
@@ -142,10 +139,8 @@ def test_a_name_takes_the_published_file(tmp_path, monkeypatch):
     theirs = random_weights(GPT2(CONFIG))
     huggingface.save(theirs, tmp_path)
     monkeypatch.setitem(PRESETS, "gpt2", CONFIG)
-    asked = []
-    monkeypatch.setattr(
-        downloads, "download", lambda name: asked.append(name) or tmp_path / "model.safetensors"
-    )
+    asked, file = [], tmp_path / "model.safetensors"
+    monkeypatch.setattr(downloads, "download", lambda name: asked.append(name) or file)
     assert torch.equal(huggingface.load("gpt2").wte.weight, theirs.wte.weight)
     assert asked == ["gpt2"]
 
@@ -156,9 +151,8 @@ def test_without_a_network_the_message_says_what_to_do(tmp_path, monkeypatch):
 
     monkeypatch.setattr(downloads.urllib.request, "urlopen", unreachable)
     monkeypatch.setattr(downloads, "cache_dir", lambda name: tmp_path)
-    with pytest.raises(
-        OSError, match="no route to host.* call again with a network .* or copy the file to .*gpt2"
-    ):
+    words = "no route to host.* call again with a network .* or copy the file to .*gpt2"
+    with pytest.raises(OSError, match=words):
         huggingface.load("gpt2")
 
 

@@ -1,4 +1,4 @@
-"""Plans that cannot be are refused in a sentence with the way out, before any process starts: one table.
+"""Plans that cannot be are refused in a sentence with ways out, of which none has that fault: one table.
 
 A line is a model, perhaps a batch (rows x tokens; else 7 x 11), a plan, and words of the sentence; `...` is for any.
 """
@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from equality import MODELS
+from test_plan_choices import check_refusal
 
 from gpt2lab.plan import Plan
 from gpt2lab.processes.launch import Ranks
@@ -58,6 +59,7 @@ TABLE = """
     heads6 tp=4                      6 attention heads cannot be split over tp=4 ranks (6 % 4 = 2). Use tp=1, 2, 3 or 6.
     one-head tp=2                              1 attention head cannot be split over tp=2 ranks ... Use tp=1.
     three-words tp=4                      3 tokens of a vocabulary cannot be split over tp=4 ranks. Use tp=3
+    odd dp=2,micro=4                           7 rows cannot be dealt to dp=2 replicas in micro=4
     odd sp=on                                  sp=true cuts activations over the tensor-parallel ranks, but tp=1
     odd pp=8                                   5 layers, the embedding and the head leave nothing for rank
     odd pp=2,micro=3,schedule=terapipe,chunks=12          Sequences of 11 tokens make no 12 slices
@@ -82,8 +84,6 @@ TABLE = """
     free dp=3,ep=3                8 experts cannot be shared out over ep=3 ranks (8 % 3 = 2). Use ep=1, or 9 experts.
     free dp=4,ep=4,node=3  node=3 does not divide the ranks ep=4 among machines (4 % 3 = 1). Use node=1, 2, 4.
     free dp=4,node=2                 node=2 does not divide the ranks ep=1 among machines (1 % 2 = 1). Use node=1.
-    free dp=4,ep=4,node=0                      node=0 is no number of parts
-    free dp=2,ep=0                             ep=0 is no number of parts
     free dp=4,ep=2,zero=1,shard=2              shard=2 groups replicas of the whole model, and ep=2 spreads the experts
     free dp=2,ep=2,data=server                 data=server keeps every tensor on all replicas, but ep=2 does not
     free dp=2,ep=2,zero=3,data=owner           data=owner keeps every tensor
@@ -103,9 +103,11 @@ def matches(words: str) -> str:
 def test_a_plan_that_cannot_be_is_refused(model, rest):
     batch, rest = re.match(r"(?:(\d+x\d+) )?(.*)", rest).groups()
     rows, length = map(int, (batch or "7x11").split("x"))
-    plan, words = rest.split(None, 1)
-    with pytest.raises(ValueError, match=matches(words)):
-        Plan.parse(plan).check(MODELS[model], rows, length)
+    text, words = rest.split(None, 1)
+    plan = Plan.parse(text)
+    with pytest.raises(ValueError, match=matches(words)) as refused:
+        plan.check(MODELS[model], rows, length)
+    check_refusal(plan, MODELS[model], rows, length, str(refused.value))
 
 
 def test_the_plans_beside_those_of_the_table_are_taken():
@@ -137,6 +139,8 @@ def test_what_would_be_another_update_than_muon_s_is_refused(plan):
 SPELLED = """
     dp=two           dp=two is not a whole number. Use for example dp=2.
     dp=0             dp=0 is no number of parts. Use dp=1 or more.
+    ep=0             ep=0 is no number of parts
+    node=0           node=0 is no number of parts
     recmpute=on      it knows no 'recmpute'. Did you mean recompute=
     recompute=maybe  recompute=maybe is neither on nor off.
     dp               dp= is not a whole number

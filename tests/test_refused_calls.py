@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from planting import planted
 from sharding_cases import CONFIG as CUT
 from sharding_cases import graph
 from test_refused import matches
@@ -22,38 +23,42 @@ from gpt2lab.benchmarks import context, races
 from gpt2lab.corpus import Batches, downloads
 from gpt2lab.corpus.loaders import InOrder, each_reads
 from gpt2lab.experts.mixture import Experts
-from gpt2lab.generate import Sampling
+from gpt2lab.generate import Sampling, generate
 from gpt2lab.lessons.labs import copies
+from gpt2lab.lessons.labs.sharding import MLP as MLP_NAMES
 from gpt2lab.machine.links import Link, Network
 from gpt2lab.machine.timing import together
-from gpt2lab.model import GPT2, PRESETS, GPT2Config
+from gpt2lab.model import GPT2, MLP, PRESETS, GPT2Config
 from gpt2lab.parallel.context import costs, exchanges, halo
 from gpt2lab.parallel.context.borrow import Share
 from gpt2lab.parallel.context.layouts import TokenLayout, loans
 from gpt2lab.parallel.context.layouts import layout as tokens
 from gpt2lab.plan import Plan, build
-from gpt2lab.planner import alpa, choose, failures, memory, metrics, problem, scale
+from gpt2lab.planner import alpa, balance, choose, failures, memory, metrics, placement, problem, scale
 from gpt2lab.planner.balance import best_cut
-from gpt2lab.planner.cost import predict
+from gpt2lab.planner.cost import predict, timetable
 from gpt2lab.planner.events import Job, simulate_jobs
 from gpt2lab.planner.fit import fit
 from gpt2lab.planner.placement import Placing, list_schedule
 from gpt2lab.planner.problem import Cluster, Device, Operator, OperatorGraph
-from gpt2lab.ranks import trace
+from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Axis, Mesh
 from gpt2lab.run import Options
 from gpt2lab.schedules import check, from_csv, make
 from gpt2lab.schedules.asynchronous import make_stream
 from gpt2lab.schedules.registry import NAMES
-from gpt2lab.sharding import cost, operators, propagate
+from gpt2lab.sharding import cost, named, operators, propagate
 from gpt2lab.sharding.capture import capture
 from gpt2lab.sharding.describe import analyse
+from gpt2lab.sharding.gpt2 import captured_gpt2, captured_module
 from gpt2lab.sharding.layout import Layout
 from gpt2lab.sharding.layout import check as check_layout
 from gpt2lab.sharding.propagate import Mark
+from gpt2lab.sharding.staged import CutStage, Staged
 from gpt2lab.sharding.tofu import LinkChain
 from gpt2lab.storage import huggingface
 from gpt2lab.tasks.gpt2 import GPT2Tasks
+from gpt2lab.tasks.graph import TaskGraph, reads
 from gpt2lab.train import Recipe, Trainer
 
 EVEN = Experts(8, 2, router="expert_choice", balance=0.0, every=2)
@@ -64,6 +69,29 @@ ONE, IMAGE, KERNEL = torch.zeros(4, 6), torch.zeros(1, 2, 6, 6), torch.zeros(2, 
 ROWS = torch.zeros(2, 2, dtype=torch.long)
 TWO = OperatorGraph.chain([Operator("a", 1, 1, kept=3 * 2**20), Operator("b", 1, 1, kept=2**20)])
 LONG_JOB = failures.LongJob(1000, 1e9, 24.0, 0.01, 0.1, 1.0)
+
+PAIR, X = Axis("dp", (0, 1), 0), torch.ones(4)
+LAPTOP, MODEL = problem.find_cluster("laptop"), GPT2(CUT)
+TRAINER = Trainer(build(Plan(), CUT, Mesh()))
+TASKS = TaskGraph({"a": torch.zeros(4, 6)})
+MLP_GRAPH = captured_module(MLP(CUT), torch.ones(3, 5, CUT.n_embd), MLP_NAMES)
+
+
+def placing(name: str, devices: int):
+    """The layers of a published model, to be placed on laptops."""
+    return placement.Placing(problem.gpt2_layers(PRESETS[name], 1, 64), LAPTOP.with_devices(devices))
+
+
+def searched(most: int):
+    """The best placement of a large model, by a search that ends after so many parts of placements."""
+    with planted(placement, "MOST", lambda _: most):
+        placement.branch_and_bound(placing("gpt2-xl", 4))
+
+
+def staged(*stages):
+    """Stages of a chain, each of its first link, cuts, ranks and mesh."""
+    return Staged(LinkChain(graph()), [CutStage(*one) for one in stages])
+
 
 parse = lambda text: Layout.parse(text, list(GRID))
 marked = lambda marks, mesh: propagate.propagate(graph(), marks, mesh)
@@ -89,6 +117,13 @@ CALLS = [
     (lambda: InOrder(range(3), 1, 10), "needs 11 tokens...the text has 3. Use a longer text."),
     (lambda: InOrder(range(30), 4, 10), "Use a longer text, or at most 2 rows."),
     (lambda: Sampling(top_p=1.5), "top_p"),
+    (lambda: GPT2Config(n_layer=2, experts=Experts(every=5)), "every = 2 or less"),
+    (lambda: Recipe(warmup=6, decay_steps=5), "Use a warmup of at most 5."),
+    (lambda: Recipe(clip=-1), "clip = -1"),
+    (lambda: TRAINER.evaluate([]), "There is no batch to evaluate. Give at least 1."),
+    *((lambda given=given: generate(MODEL, *given), words) for given, words in (
+        (([], 2), "Give at least"), (([[1]], -2), "Give at least"), (([[]], 2), "Begin with"),
+        (([[99]], 2), "outside 0 to 36"))),
     *((lambda one=one: Options(**one).check(), f"{said} is unknown. Use")
       for one, said in (({"config": "micro"}, "--config 'micro'"), ({"dtype": "float16"}, "--dtype 'float16'"),
                         ({"optimizer": "adan"}, "--optimizer 'adan'"), ({"recipe": "ours"}, "--recipe 'ours'"))),
@@ -104,6 +139,37 @@ CALLS = [
     *((lambda more=more: GPT2Tasks(GPT2(replace(SMALL, **more)), 2, 3, None),
        "Tasks are made of a dense GPT-2 that sees all tokens, without dropout")
       for more in ({"window": 0}, {"dropout": 0.1}, {"experts": EVEN})),
+    *((lambda call=call: call(X, PAIR, root=2), "root=2 is no position on axis 'dp'. Use 0 to 1.")
+      for call in (comm.broadcast, comm.reduce, comm.scatter, comm.gather)),
+    (lambda: comm.broadcast(X, PAIR, "a"), "root='a' is no position"),
+    *((lambda call=call: call(X, PAIR, 9), "to=9 is no position") for call in (comm.isend, comm.send)),
+    *((lambda call=call: call(X, PAIR, 2), "=2 is no position") for call in (comm.isend, comm.irecv)),
+    (lambda: comm.isend(X, PAIR, None), "to=None is no position"),
+    (lambda: comm.ring_shift(X, PAIR, 0.5), "to=0.5 is no position"),
+    *((lambda call=call: call(X, PAIR, -3), "source=-3 is no position") for call in (comm.irecv, comm.recv)),
+    *((lambda call=call: call(3.0, PAIR), "is a float, not a tensor. Use torch.tensor") for call in (
+        comm.all_reduce, comm.all_gather, comm.gather_replicated, comm.reduce_scatter, comm.scatter_to,
+        comm.gather_flat, comm.reduce_scatter_flat, comm.copy_to, comm.reduce_from, comm.ring_shift)),
+    *((lambda call=call: call(3.0, PAIR, 1), "is a float, not a tensor. Use torch.tensor")
+      for call in (comm.send, comm.recv)),
+    (lambda: comm.all_to_all([1.0, 2.0], PAIR), "its parts are no tensors. Use 2"),
+    (lambda: comm.all_to_all([X, X.double()], PAIR), "parts are of torch.float32 and torch.float64"),
+    (lambda: comm.all_to_all([X], PAIR), "Pass one part per rank"),
+    (lambda: comm.all_to_all([X, X], PAIR, [(4,)]), "Pass one part per rank"),
+    *((call, "is a str, not an axis. Use one of a mesh") for call in (
+        lambda: comm.all_reduce(X, "dp"), lambda: comm.barrier("dp"), lambda: comm.all_to_all([X, X], "dp"))),
+    *((lambda call=call: call(X, PAIR, dim=1), "dim=1 is no dimension of a tensor of shape (4,). Use 0 to 0.")
+      for call in (comm.all_gather, comm.reduce_scatter, comm.scatter_to)),
+    (lambda: comm.all_gather(torch.tensor(1.0), PAIR), "shape (). Use x.view(1)."),
+    (lambda: comm.scatter(X, PAIR, sizes=[1, 1]), "do not cut length 4 into 2 parts"),
+    (lambda: comm.scatter_to(X, PAIR, 0, [1, 1]), "do not cut length 4 into 2 parts"),
+    (lambda: comm.reduce_scatter(X, PAIR, 0, [4]), "do not cut length 4 into 2 parts"),
+    (lambda: comm.reduce_scatter(X, PAIR, 0, [5, -1]), "do not fit length 4 on 2 ranks. Use one length"),
+    *((lambda call=call: call(X, PAIR, sizes=[4]), "rank 0 of 2 holds 4 along dim 0, but sizes=[4]")
+      for call in (comm.gather, comm.all_gather)),
+    (lambda: comm.gather_objects(lambda: 1, PAIR), "Send numbers, strings, tensors"),
+    (lambda: TASKS.add("t", print, reads("z")), "'t' reads 'z', which is none"),
+    (lambda: TASKS.add("t", print, reads("a", (0, 5))), "'t' reads a[0:5...shape (4, 6)"),
     # context
     (lambda: tokens("zickzack", 8, 2), "'zickzack'. Use one of contiguous, unequal, interleaved, zigzag"),
     (lambda: exchanges.exchange("rings"),
@@ -134,6 +200,7 @@ CALLS = [
     (lambda: Experts(router="switch"), "asks for 1 expert a token, not for top_k = 2. Use top_k = 1"),
     (lambda: Experts(router="gshard", top_k=3), "asks for 2 experts a token, not for top_k = 3"),
     (lambda: Experts(top_k=1), "weight 1 whatever it learns. Use top_k = 2 or more, or the router switch"),
+    (lambda: Experts(speed=0.5), "speed = 0.5 would change nothing: the router mixtral has no load bias"),
     (lambda: Experts(random_second=True), "random_second is GShard's, not mixtral's"),
     (lambda: copies.dealt([1] * 8, 4, 1), "4 ranks with room for 1 do not fit 8 experts. Use 2."),
     (lambda: copies.dealt([1] * 8, 4, 9), "4 ranks with room for 9 do not fit 8 experts. Use 2."),
@@ -189,6 +256,15 @@ CALLS = [
     (lambda: metrics.average_parallelism([]), "no spans"),
     (lambda: fit([(1, 2, 3), (1, 3, 4)]), "A line through 2 points"),
     (lambda: fit([(2, 10, 1), (2, 10, 2), (4, 20, 3)]), "same bytes per message"),
+    (lambda: balance.slowest([1, 2], [0, 5]), "Use rising ones, 0 to 2"),
+    (lambda: scale.equal_parts(-5, 2), "size = -5 does not fit"),
+    (lambda: scale.equal_parts(5, 0), "parts = 0 does not fit"),
+    (lambda: alpa.cluster_bounds([1, 2], [1], 1), "2 operators have 1 outputs"),
+    (lambda: alpa.count_pipelines(-1, 4, 2, 1), "operators = -1 does not fit"),
+    (lambda: timetable(Plan(pp=2), CUT, 8, 10**9, LAPTOP), "Sequences of 1000000000 tokens do not fit"),
+    (lambda: placement.exhaustive_placement(placing("gpt2", 4)), "take too long"),
+    (lambda: searched(1000), "1,000 parts of placements were tried, and more are left. Use list_"),
+    (lambda: LAPTOP.with_devices(10**12), "devices = 1000000000000 does not fit"),
     # sharding
     (lambda: parse("S0S0"), "mesh axis 'x' is used 2 times"),
     (lambda: parse("S0RP0"), "mesh axis 'x' is used 2 times"),
@@ -247,6 +323,20 @@ CALLS = [
      "mark 'S10R' of 'wte.weight' cuts a dimension by axes in another order than the mesh has. Use S01R."),
     (lambda: marked({}, {"x": 0}), "Use a dict of which each is a whole number of 1 or more"),
     (lambda: marked({}, {"x": 2, "y": "2"}), "Use a dict of which each is a whole number of 1 or more"),
+    (lambda: captured_gpt2(PRESETS["nano"], 2, 10**6), "Use at most the model's"),
+    (lambda: named.marks(MLP_GRAPH, {"batch": "x", "ff": "x"}, MLP_NAMES),
+     "hidden has the dimensions batch and ff, and both are on mesh axis 'x'"),
+    (lambda: named.marks(MLP_GRAPH, {"colour": "x"}, MLP_NAMES),
+     "no tensor has a dimension 'colour'. There are batch, embd"),
+    (lambda: LinkChain(graph()).halve([()] * 6, {"x": 64}), "link 0 cannot be cut once more ... Use fewer ranks"),
+    (lambda: staged((0, (), (0,), {})), "A stage of 0 links begins with link 0"),
+    (lambda: staged((1, ((),) * 5, (0,), {})), "link 1, but link 0 comes next"),
+    (lambda: staged((0, ((),) * 3, (0,), {}), (2, ((),) * 4, (1,), {})), "link 2, but link 3 comes next"),
+    (lambda: staged((0, ((),) * 5, (0,), {})), "the chain has 6 links. Add a stage"),
+    (lambda: staged((0, (("batch",),) * 6, (0,), {"y": 2})), "has 1 ranks, but its mesh ... has 2"),
+    (lambda: staged((0, ((),) * 3, (0,), {}), (3, ((),) * 3, (0,), {})), "Rank 0 belongs to two stages"),
+    (lambda: staged((0, (("",), ("heads",), *((("",),) * 4)), tuple(range(5)), {"y": 5})),
+     "link 1 cannot be cut along heads"),
 ]  # fmt: skip
 
 
@@ -254,3 +344,12 @@ CALLS = [
 def test_what_cannot_be_is_refused(call, words):
     with pytest.raises(ValueError, match=matches(words)):
         call()
+
+
+def test_logits_that_are_not_finite_and_an_axis_that_is_missing_are_told():
+    broken = GPT2(CUT)
+    torch.nn.init.constant_(broken.wte.weight, torch.nan)
+    with pytest.raises(FloatingPointError, match="The logits are not finite"):
+        generate(broken, [[1]], 2)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'axis'"):
+        comm.all_reduce(X)

@@ -1,6 +1,9 @@
 """What a rank returns comes back as it was, and a large part of it stays where the rank has written it."""
 
 import os
+import pickle
+from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +11,10 @@ import pytest
 import torch
 from planting import rewritten
 
+from gpt2lab.machine.links import Link
 from gpt2lab.processes import results
+from gpt2lab.schedules import Op
+from gpt2lab.verify import Claim
 
 BIG = 300_000  # numbers: more than a result that goes through the pipe
 KINDS = {
@@ -76,10 +82,8 @@ def test_a_later_result_leaves_an_earlier_one_alone(way, tmp_path):
 def copied(tmp_path) -> bool:
     """Whether the parent's tensor is anywhere but in the memory that the rank has written."""
     found = returned(torch.zeros(BIG), tmp_path)
-    lines = [
-        line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:result" in line
-    ]
-    ranges = [[int(end, 16) for end in line[0].split("-")] for line in lines]
+    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:result" in line]
+    ranges = [[int(end, 16) for end in line.split()[0].split("-")] for line in lines]
     return not any(low <= found.data_ptr() < high for low, high in ranges)
 
 
@@ -102,3 +106,38 @@ def test_a_result_that_is_kept_holds_no_descriptor(tmp_path):
     before = len(os.listdir("/dev/fd"))
     kept += [returned(torch.zeros(BIG), tmp_path) for _ in range(5)]
     assert len(os.listdir("/dev/fd")) == before
+
+
+PLAIN = [
+    {"a": [1, (2.5, None)], "b": {3, "c"}}, 1 + 2j, Fraction(1, 3), range(2, 9), slice(3),
+    torch.Size([2]), torch.float64, np.float64(1.5), np.array(2), Counter("abca"), Link(1e-5, 1e9), Op("F", 0, 1),
+    Claim("loss", 0.0), torch.empty(0, 2), torch.ones(3), torch.nn.Parameter(torch.ones(2)),
+    torch.ones(4, 3).T, torch.ones(2, requires_grad=True),
+]  # fmt: skip
+RUNS = {
+    "a function": print,
+    "one from a cell": lambda: 3,
+    "a class": type("Own", (), {}),
+    "an object": type("Own", (), {})(),
+    "a call": type("Own", (), {"__reduce__": lambda _: (os.system, ("true",))})(),
+    "torch.load": type("Own", (), {"__reduce__": lambda _: (torch.load, ("file",))})(),
+    "a path": Path("file"),
+    "getattr": type("Own", (), {"__reduce__": lambda _: (getattr, (3, "real"))})(),
+}
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=repr)
+def test_a_plain_value_is_read_of_those_whom_nobody_trusts_too(value, tmp_path):
+    with results.untrusted():
+        found = results.unpack(results.pack(value, tmp_path / "spare"))
+    assert type(found) is type(value)
+    assert same(found, value) if isinstance(value, torch.Tensor) else found == value
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_would_run_code_is_not_read_of_those_whom_nobody_trusts(name, tmp_path):
+    message = results.pack(RUNS[name], tmp_path / "spare")
+    with results.untrusted(), pytest.raises(pickle.UnpicklingError, match="is no plain value"):
+        results.unpack(message)
+    if name == "getattr":
+        assert results.unpack(message) == 3  # of others it is

@@ -4,13 +4,12 @@ import os
 import site
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import pytest
-import submissions
-from test_hostile import BEGIN, LIMITS, tried
+from test_hostile import BESIDE_IT, judged, tried
 
-from gpt2lab.classroom import grade as grading
-from gpt2lab.classroom.submission import Answer, touches
+from gpt2lab.classroom.submission import touches
 
 pytestmark = pytest.mark.live
 ROOT = Path(__file__).parents[1]
@@ -109,21 +108,16 @@ BESIDE = {"a signal"}  # what finds it where the checker runs beside the answer;
 @pytest.mark.sandboxed
 @pytest.mark.parametrize("across", [True, False])
 def test_no_answer_reads_what_its_checker_knows(across, tmp_path):
-    indented = lambda text: "    " + text.replace("\n", "\n    ")
     known = f"""
+{WALK}
 def judge_it(answer):
     secret = int.from_bytes(os.urandom(6), "big")
-    {"" if across else "answer(object())"}
+    {BESIDE_IT * (not across)}
     assert answer(4) == secret, "not what was asked"
 """
-    source = submissions.SOURCE.replace(
-        "\n\ndef test_half", f"\n{BEGIN}\n{WALK}\n{known}\n\ndef test_half", 1
-    )
     text = "def deed(x):\n{}\n"
-    whole = lambda look: text.format(indented(QUIETLY.format(indented(look))))
-    part = lambda look: Answer(("a",), text.format("    pass"), 'check("a", judge_it, deed)', whole(look))
-    of = submissions.lesson(tmp_path, source)
-    found = grading._tried({i: part(look) for i, look in enumerate(LOOKS.values())}, of, LIMITS, [tmp_path])
+    whole = lambda look: text.format(indent(QUIETLY.format(indent(look, "    ")), "    "))
+    found = judged(known, text.format("    pass"), map(whole, LOOKS.values()), tmp_path)
     assert {found[i][2] for i in range(len(LOOKS))} == {across}
     assert {name for i, name in enumerate(LOOKS) if found[i][0][0][1] == "PASS"} == (
         set() if across else BESIDE

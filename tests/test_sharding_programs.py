@@ -52,8 +52,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name not in ("batch", "Megatron", "batch and Megatron")]
+)
 def test_marks_of_every_kind_equal_the_serial_run(pools, name):
+    """Three of them are compared where their messages are counted."""
     check_program(pools, program(*CASES[name]))
 
 
@@ -69,9 +72,8 @@ def test_megatron_s_marks_give_megatron_s_collectives(pools):
     assert {kind for kind, _, _ in one.changes()} == {"all-reduce"}
     sums = all_reduces(one, "x")
     wide = TOKENS * WIDE
-    assert (
-        sums.count(wide) == 4 * CONFIG.n_layer + 2
-    )  # two forward and two backward a layer, embedding and head
+    # two forward and two backward a layer, embedding and head
+    assert sums.count(wide) == 4 * CONFIG.n_layer + 2
     assert sorted(n for n in sums if n != wide) == [1, TOKENS, TOKENS, TOKENS]  # the loss
     forward = [value for _, _, value in one.changes()[: sums.index(TOKENS)]]
     assert len(forward) == 2 * CONFIG.n_layer + 1
@@ -86,9 +88,8 @@ def test_megatron_s_marks_give_megatron_s_collectives(pools):
 def test_batch_marks_are_data_parallelism(pools):
     one = program(batch("x"), {"x": 2})
     sizes = [graph().nodes[n].size for n in graph().inputs[:-2] if n != "wpe.weight"]
-    assert sorted(all_reduces(one, "x")) == sorted(
-        [1, LENGTH * WIDE, *sizes]
-    )  # positions in use, before they are put
+    # positions in use, before they are put
+    assert sorted(all_reduces(one, "x")) == sorted([1, LENGTH * WIDE, *sizes])
     found = check_program(pools, one)
     ours = pools[2].run(handwritten, "dp=2")
     own = sum(size for calls in ours for (_, axis), (_, size) in calls.items() if "dp" in axis)
@@ -113,10 +114,8 @@ def test_two_marks_on_a_square_are_both(pools):
 def test_sequence_marks_gather_keys_and_values_and_scatter_their_gradients():
     one = program(sequence("x"), {"x": 2})
     kinds = [kind for kind, _, value in one.changes() if one.graph.nodes[value].size == TOKENS * WIDE]
-    assert (
-        kinds.count("all-gather") == 4 * CONFIG.n_layer
-        and kinds.count("reduce-scatter") == 2 * CONFIG.n_layer
-    )
+    assert kinds.count("all-gather") == 4 * CONFIG.n_layer
+    assert kinds.count("reduce-scatter") == 2 * CONFIG.n_layer
     assert len(kinds) == 6 * CONFIG.n_layer
 
 
@@ -155,10 +154,11 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize("name", TRAINED)
-@pytest.mark.parametrize("optimizer", STEPS)
+@pytest.mark.parametrize(
+    "optimizer, name", [*(("adamw", name) for name in TRAINED), ("sgd", "Megatron"), ("sgd", "ZeRO-3")]
+)
 def test_five_steps_of_training_are_those_of_the_serial_run(pools, name, optimizer):
-    """Norm, clipping and update are part of the partitioned program."""
+    """Norm, clipping and update are part of the partitioned program. AdamW has all that SGD has, and moments."""
     whole = graph(STEPS[optimizer])
     check_training(pools, program(*TRAINED[name](whole), whole), optimizer)
 
@@ -188,9 +188,8 @@ def test_zero_3_gathers_each_weight_forward_and_backward():
     matrices = sorted(n for n in graph().inputs if n.endswith("mlp.c_fc.weight"))
     gathered = [value for kind, _, value in one.changes() if kind == "all-gather"]
     size = graph().nodes[matrices[0]].size
-    assert sum(graph().nodes[value].size == size for value in gathered) == 2 * 2 * len(
-        matrices
-    )  # c_fc and c_proj
+    # c_fc and c_proj
+    assert sum(graph().nodes[value].size == size for value in gathered) == 2 * 2 * len(matrices)
     assert "reduce-scatter" in {kind for kind, _, _ in one.changes()}
 
 

@@ -5,10 +5,7 @@ import torch
 from torch import nn
 
 from gpt2lab.parallel import boxes, spec
-from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks.mesh import Axis, Mesh
-
-pytestmark = pytest.mark.live
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4])
@@ -43,6 +40,5 @@ def cut_twice_and_join(rank, world_size):
     return torch.equal(spec.full(p, p.spec, mesh), whole)
 
 
-def test_full_undoes_any_cuts_also_uneven_ones_in_groups():
-    with Ranks(6, echo=False) as ranks:
-        assert all(ranks.run(cut_twice_and_join))
+def test_full_undoes_any_cuts_also_uneven_ones_in_groups(pools):
+    assert all(pools[6].run(cut_twice_and_join))

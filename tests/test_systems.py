@@ -87,7 +87,7 @@ def test_the_figure_has_a_mark_for_every_tick():
     data, every = lab.registry(), lab.systems()
     ax = systems_table(every, data["techniques"], data["models"]).axes[0]
     assert sum(len(c.get_offsets()) for c in ax.collections) == sum(len(one.ticks) for one in every)
-    assert [t.get_text() for t in ax.get_xticklabels()].count("gpt2lab") == len(data["ours"])
+    assert [t.get_text() for t in ax.get_yticklabels()].count("gpt2lab") == len(data["ours"])
 
 
 # --- the table of what is proven in README

@@ -74,9 +74,8 @@ def test_ranks_of_tasks_equal_one_process_and_send_the_same_bytes_in_every_way(p
     elements = sum(w.numel() for w in want.weights.values())
     _, size, _ = one[0][2]["all_reduce", "dp"]
     assert size == 2 * elements * 8  # two steps; each rank of two sends half, twice, 8 bytes an element
-    keys = (
-        2 * CONFIG.n_layer * ROWS * 6 * 2 * CONFIG.n_embd * 8
-    )  # of the 6 tokens of rank 0: k and v, in two steps
+    # of the 6 tokens of rank 0: k and v, in two steps
+    keys = 2 * CONFIG.n_layer * ROWS * 6 * 2 * CONFIG.n_embd * 8
     sent = [r[2].get(("send", "dp")) for r in one]
     assert sent == ([(16, keys, 16)] * 2 if sliced else [None] * 2)  # there, and the gradients back
 
@@ -171,9 +170,9 @@ def test_a_message_that_stays_away_is_named_with_its_task_and_who_waits_for_it(b
         ranks.run(patient, before)
     words = "rank 0 has no task to run: task 'never comes' (writes x[0:3]) waits for "
     words += f"recv #{before + 1} on axis 'dp' with rank 1"
-    assert (
-        failed.value.rank == 0 and words in str(failed.value) and "'after' waits for 1" in str(failed.value)
-    )
+    assert failed.value.rank == 0
+    assert words in str(failed.value)
+    assert "'after' waits for 1" in str(failed.value)
 
 
 def raises(rank, world_size):

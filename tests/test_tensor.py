@@ -1,26 +1,24 @@
 """Tensor and sequence parallelism: the loss over a cut vocabulary, overlap, partial gradients, rings, thresholds."""
 
 from argparse import Namespace
-from contextlib import ExitStack
 
 import pytest
-import tensor_cases
 import torch
 import torch.nn.functional as F
-from planting import all_planted, is_noticed, planted
+from comm_checks import integers
+from planting import all_planted, under
 from tensor_cases import CONFIG, cut_model, of_a_layer, tokens_and_targets
 
 from gpt2lab.lessons.labs import rings
-from gpt2lab.lessons.labs.instruments import trainer_by
+from gpt2lab.lessons.labs.instruments import bytes_sent
 from gpt2lab.lessons.labs.thresholds import laptop, machines, most_tensor_ranks, tokens_per_rank
 from gpt2lab.machine.links import Link, all_reduce_time
 from gpt2lab.model import GPT2
-from gpt2lab.parallel import sequence, spec, tensor
+from gpt2lab.parallel import spec, tensor
 from gpt2lab.planner.tensor_costs import Shape
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.reference import CONFIG as FIVE_LAYERS
-from gpt2lab.reference import example_batch
+from gpt2lab.reference import default_dtype
 
 
 def loss_of_shards(rank, world_size, logits, targets):
@@ -86,12 +84,9 @@ def test_overlap_computes_weight_gradients_while_the_sum_travels(pools):
 def against_dtensor(rank, world_size):
     from gpt2lab.benchmarks.tensor import contest
 
-    torch.set_default_dtype(torch.float64)
-    try:
-        asked = Namespace(config=CONFIG, rows=3, length=11, over="gloo")
+    asked = Namespace(config=CONFIG, rows=3, length=11, over="gloo")
+    with default_dtype(torch.float64):
         return contest(rank, world_size, asked).facts()["DTensor"]["gradients differ by"]
-    finally:
-        torch.set_default_dtype(torch.float32)
 
 
 def test_gradients_are_those_of_dtensor(pools):
@@ -127,57 +122,29 @@ def test_partial_gradients_are_those_of_norms_row_biases_and_positions(pools):
         assert expected == (grad.shape == p.shape and not torch.allclose(grad, p.grad)), name
 
 
-def test_bytes_of_an_empty_shard_are_counted(pools):
-    def gather(rank, world_size):
-        comm.clear_log()
-        comm.all_gather(torch.ones(1, int(rank == 0), 24), Mesh(tp=world_size)["tp"], 1, [1, 0, 0, 0])
-        return comm.traffic()["all_gather", "tp"][1]
-
-    assert pools[4].run(gather) == [96, 96, 96, 0]
-
-
 # --- products in parts while a ring carries the next
 
 
-ON = (
-    sequence,
-    "apply_sequence",
-    lambda right: lambda model, *how: (right(model, *how), tensor_cases.apply_rings(model)),
-)
-
-
-def with_rings(*bugs):
-    """What plants rings, and bugs in them."""
-
-    def plant():
-        stack = ExitStack()
-        for bug in (ON, *bugs):
-            stack.enter_context(planted(*bug))
-        return stack
-
-    return plant
-
-
-@pytest.mark.parametrize("plan", ["tp=2,sp=on", "tp=4,sp=on", "pp=2,tp=2,sp=on,micro=3,recompute=on"])
-def test_a_model_whose_layers_compute_in_parts_equals_the_serial_one(pools, plan):
-    ranks = pools[2 if plan == "tp=2,sp=on" else 4]
-    assert not is_noticed(ranks, with_rings(), plan, FIVE_LAYERS, 1e-10)
-
-
-def a_step(rank, world_size, parts):
-    """Bytes and calls of a step's forward and backward, with rings or without; tokens do not divide by ranks."""
-    with with_rings()() if parts else ExitStack():
-        trainer = trainer_by(f"tp={world_size},sp=on", FIVE_LAYERS)
+def in_parts(rank, world_size):
+    """Whether both rings give what the calls give that they stand for, and how many bytes more they send."""
+    axis, sizes = Mesh(tp=world_size)["tp"], [3, 1, 4, 2][:world_size]
+    mine = integers(2, sizes[rank], 5, seed=rank)
+    terms, parts = [integers(2, n, 5, seed=9 * rank + place) for place, n in enumerate(sizes)], {}
     comm.clear_log()
-    trainer.gradients(example_batch(FIVE_LAYERS, 7, 11))
-    calls = [event for event in comm.log if event.axis == "tp"]
-    return sum(e.bytes for e in calls), sum(e.bytes for e in calls if e.op == "send"), len(calls)
+    rings.gathered(mine, axis, sizes, parts.__setitem__)
+    found = (
+        torch.cat([parts[place] for place in range(world_size)], 1),
+        rings.scattered(terms.__getitem__, axis, sizes),
+    )
+    sent = bytes_sent()
+    comm.clear_log()
+    right = comm.all_gather(mine, axis, 1, sizes), comm.reduce_scatter(torch.cat(terms, 1), axis, 1, sizes)
+    return all(map(torch.equal, found, right)), sent - bytes_sent()
 
 
-def test_rings_send_the_bytes_of_gathers_and_sums(pools):
-    whole, parts = (pools[4].run(a_step, way) for way in (False, True))
-    assert [size for size, *_ in whole] == [size for size, *_ in parts]
-    assert all(sent == 0 for _, sent, _ in whole) and all(2 * sent > size for size, sent, _ in parts)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_rings_gather_and_sum_and_send_the_bytes_of_gathers_and_sums(pools, ranks):
+    assert pools[ranks].run(in_parts) == [(True, 0)] * ranks
 
 
 def beside(spans) -> float:
@@ -190,52 +157,25 @@ def beside(spans) -> float:
 def test_messages_travel_under_products(pools):
     whole, parts = (pools[4].run(rings.two_layers, way) for way in (False, True))
     assert all(beside(spans) == 0 for spans in whole)
-    assert all(
-        beside(spans) >= 6 / 8 for spans in parts
-    )  # the last of a gather and the first of a sum are alone
+    # the last of a gather and the first of a sum are alone
+    assert all(beside(spans) >= 6 / 8 for spans in parts)
 
 
 def one_hop_less(right):
     """The ring stops before the last part has come."""
-    return lambda x, axis, sizes, use: right(
-        x, axis, sizes, lambda place, part: use(place, part * (place != 0))
-    )
+    return lambda *given: right(*given[:-1], lambda place, part: given[-1](place, part * (place != 0)))
 
 
 def own_term_twice(right):
     return lambda term, axis, sizes: right(term, axis, sizes) + term(axis.rank)
 
 
-def weights_of_the_last_part_alone(right):
-    return lambda grad, x, biased: right(grad * (grad.size(1) == 6), x, biased)
+BUGS = {"gathered": one_hop_less, "scattered": own_term_twice}
 
 
-BUGS = {
-    "a part is lost": (rings, "gathered", one_hop_less),
-    "the own term counts twice": (rings, "scattered", own_term_twice),
-    "some tokens give the weight no gradient": (
-        tensor_cases,
-        "weight_gradients",
-        weights_of_the_last_part_alone,
-    ),
-}
-
-
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_bug_is_noticed(pools, bug):
-    assert is_noticed(pools[2], with_rings(BUGS[bug]), "tp=2,sp=on", FIVE_LAYERS)
-
-
-def test_a_linear_layer_without_bias_has_no_gradient_of_one(pools):
-    def run(rank, world_size):
-        from gpt2lab.ranks.mesh import Mesh
-
-        axis = Mesh(tp=world_size)["tp"]
-        x, w = torch.ones(1, 2, 3, requires_grad=True), torch.ones(4, 3, requires_grad=True)
-        tensor_cases.GatheredProduct.apply(x, w, None, axis, [2] * world_size).sum().backward()
-        return x.grad.sum().item(), w.grad.sum().item()
-
-    assert pools[2].run(run) == [(48, 48)] * 2
+@pytest.mark.parametrize("name", BUGS)
+def test_a_bug_is_noticed(pools, name):
+    assert not all(equal for equal, _ in pools[2].run(under((rings, name, BUGS[name]), in_parts)))
 
 
 # --- thresholds

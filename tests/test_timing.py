@@ -96,37 +96,6 @@ def test_the_published_speedups_follow_from_the_published_minutes():
     assert metrics.karp_flatt(24.7, 112) == pytest.approx(0.032, abs=5e-4)
 
 
-@pytest.mark.parametrize("workers", [2, 3, 112])
-@pytest.mark.parametrize("fraction", [0.0, 0.03, 0.5, 1.0])
-def test_karp_flatt_turns_amdahl_round(fraction, workers):
-    assert metrics.karp_flatt(metrics.amdahl(fraction, workers), workers) == pytest.approx(
-        fraction, abs=1e-12
-    )
-
-
-def test_amdahl_is_bounded_and_gustafson_is_not():
-    assert metrics.amdahl(0.1, 1) == metrics.gustafson(0.1, 1) == pytest.approx(1)
-    assert 9.9 < metrics.amdahl(0.1, 1000) < 10 < metrics.gustafson(0.1, 1000) == pytest.approx(900.1)
-
-
-def test_gustafson_is_amdahl_of_the_grown_problem():
-    """The serial part of the time on p workers is a smaller part of the work that one worker would have to do."""
-    share, workers = 0.2, 8
-    of_the_work = share / (share + (1 - share) * workers)
-    assert metrics.gustafson(share, workers) == pytest.approx(metrics.amdahl(of_the_work, workers))
-
-
-@pytest.mark.parametrize("compute, comm", [(3, 2), (2, 3), (2, 2), (0, 1), (1, 0)])
-@pytest.mark.parametrize("pieces", [1, 2, 5])
-def test_overlap_equals_a_simulation_of_two_lanes(pieces, compute, comm):
-    computed = sent = 0
-    for _ in range(pieces):
-        computed += compute
-        sent = max(sent, computed) + comm
-    assert metrics.overlapped(pieces, compute, comm) == sent
-    assert pieces * max(compute, comm) <= sent <= metrics.sequential(pieces, compute, comm)
-
-
 def test_parallelism_is_busy_time_over_makespan():
     trace = spans((0, 0, 4), (1, 2, 4), (1, 6, 8))
     assert metrics.average_parallelism(trace) == (4 + 2 + 2) / 8

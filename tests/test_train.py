@@ -15,15 +15,15 @@ import torch
 from slurm import free_ports
 
 from gpt2lab import run
+from gpt2lab.cli import main
 from gpt2lab.commands.report import short
-from gpt2lab.corpus.batches import Batches
+from gpt2lab.lessons.labs.instruments import trainer_by
 from gpt2lab.model import GPT2Config
-from gpt2lab.plan import Plan, build
-from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.plan import Plan
 from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.run import Options, read_log, start
 from gpt2lab.storage import checkpoint
-from gpt2lab.train import LLMC, Recipe, Trainer
+from gpt2lab.train import LLMC, Recipe
 
 pytestmark = pytest.mark.live
 
@@ -35,11 +35,6 @@ def tiny_nano(monkeypatch):
     from gpt2lab import model
 
     monkeypatch.setitem(model.PRESETS, "nano", TINY)
-
-
-def trainer(plan="serial", recipe=None, dtype=torch.float64, config=CONFIG):
-    plan = Plan.parse(plan)
-    return Trainer(build(plan, config, Mesh(**plan.axes), dtype), recipe or Recipe())
 
 
 def test_rate_warms_up_then_follows_a_cosine_to_a_tenth():
@@ -56,14 +51,13 @@ def test_the_llmc_recipe_is_the_published_one():
 
 
 def test_not_a_number_stops_before_the_update_and_names_step_tensor_and_rank():
-    one = trainer()
+    one = trainer_by("serial")
     before = {n: t.clone() for n, t in one.parallel.weights().items()}
     with torch.no_grad():
         one.parallel.model.h["2"].mlp.c_fc.bias[3] = math.nan
     before["h.2.mlp.c_fc.bias"][3] = math.nan
-    with pytest.raises(
-        FloatingPointError, match="Step 0: the gradient of wte.weight on rank 0 is not finite"
-    ):
+    words = "Step 0: the gradient of wte.weight on rank 0 is not finite"
+    with pytest.raises(FloatingPointError, match=words):
         one.step(example_batch(CONFIG, 7, 11))
     for name, t in one.parallel.weights().items():
         assert torch.equal(t, before[name]) or name == "h.2.mlp.c_fc.bias"
@@ -81,46 +75,35 @@ def test_not_a_number_stops_before_the_update_and_names_step_tensor_and_rank():
 @pytest.mark.parametrize("plan", ["serial", "tp=2"])
 def test_a_token_outside_the_vocabulary_is_refused_on_every_plan(wrong, words, plan, pools):
     """Ranks with a slice of the vocabulary would look up nothing for it, and train on."""
+    ((name, value),) = wrong.items()
     batch = example_batch(CONFIG, 7, 11)
-    for name, value in wrong.items():
-        changed = getattr(batch, name).clone()
-        changed[2, 3] = value
-        batch = replace(batch, **{name: changed})
+    getattr(batch, name)[2, 3] = value
 
-    def refused(rank, world_size, plan, batch):
-        one = Trainer(build(Plan.parse(plan), CONFIG, Mesh(**Plan.parse(plan).axes), torch.float64))
-        said = []
+    def refused(rank, world_size):
+        one, said = trainer_by(plan), []
         for call in (one.step, lambda batch: one.evaluate([batch])):
-            try:
+            with pytest.raises(ValueError) as error:
                 call(batch)
-            except ValueError as error:
-                said.append(str(error))
+            said.append(str(error.value))
         return said
 
-    world = Plan.parse(plan).world
-    found = [refused(0, 1, plan, batch)] if world == 1 else pools[world].run(refused, plan, batch)
-    assert all(len(said) == 2 and all(s.startswith(words) for s in said) for said in found), found
+    for said in pools[Plan.parse(plan).world].run(refused):
+        assert all(sentence.startswith(words) for sentence in said), said
 
 
 @pytest.mark.parametrize(
     "columns, total, words", [(0, 5, "7 rows of 0 tokens"), (11, 0, "with 0 targets"), (17, 5, "17 tokens")]
 )
 def test_an_empty_or_too_long_batch_is_refused(columns, total, words):
-    batch = replace(
-        example_batch(replace(CONFIG, n_positions=20), 7, 17).columns(torch.arange(columns)), total=total
-    )
+    whole = example_batch(replace(CONFIG, n_positions=20), 7, 17)
+    batch = replace(whole.columns(torch.arange(columns)), total=total)
     with pytest.raises(ValueError, match=words):
-        trainer().step(batch)
+        trainer_by("serial").step(batch)
 
 
 def a_step(rank, world_size, plan, ends_at=None):
     """Loss, norm and gradients of a step, after one that ended within the backward of micro-batch `ends_at`."""
-    plan = Plan.parse(plan)
-    one, batch, calls = (
-        Trainer(build(plan, CONFIG, Mesh(**plan.axes), torch.float64)),
-        example_batch(CONFIG, 7, 11),
-        [],
-    )
+    one, batch, calls = trainer_by(plan), example_batch(CONFIG, 7, 11), []
 
     def no_room(*_):
         calls.append(batch)
@@ -150,28 +133,26 @@ def test_a_step_after_one_that_was_interrupted_has_nothing_of_it(more, ends_at, 
 def test_a_run_that_is_not_finite_is_an_error_and_is_not_saved(value, plan, tmp_path, pools):
     """The last update may spoil the weights, and no step comes after it to notice."""
 
-    def spoiled(rank, world_size, plan, folder):
-        one = Trainer(build(Plan.parse(plan), CONFIG, Mesh(**Plan.parse(plan).axes), torch.float64))
+    def spoiled(rank, world_size):
+        one = trainer_by(plan)
         one.step(example_batch(CONFIG, 7, 11))
-        checkpoint.save(one, folder)
+        checkpoint.save(one, tmp_path)
         if rank == world_size - 1:
             with torch.no_grad():
                 one.parallel.sync.pieces[-1].tensor[0] = value
         one.steps += 1
         with pytest.raises(FloatingPointError) as error:
-            checkpoint.save(one, folder)
+            checkpoint.save(one, tmp_path)
         return str(error.value)
 
     world = Plan.parse(plan).world
-    job = plan, str(tmp_path)
-    found = [spoiled(0, 1, *job)] if world == 1 else pools[world].run(spoiled, *job)
     words = f"After step 2 ln_f.bias on rank {world - 1} is not finite. Nothing was saved."
-    assert all(said.startswith(words) for said in found), found
+    assert all(said.startswith(words) for said in pools[world].run(spoiled))
     assert [f.name for f in checkpoint.all_in(tmp_path)] == ["checkpoint-0000001"]
 
 
 def test_moments_that_are_not_finite_are_not_saved_either(tmp_path):
-    one = trainer()
+    one = trainer_by("serial")
     one.step(example_batch(CONFIG, 7, 11))
     one.optimizer.state[one.parallel.sync.pieces[3].tensor]["exp_avg_sq"].fill_(math.inf)
     with pytest.raises(FloatingPointError, match="After step 1 h.0.ln_1.bias on rank 0 is not finite"):
@@ -179,7 +160,7 @@ def test_moments_that_are_not_finite_are_not_saved_either(tmp_path):
 
 
 def test_a_loss_in_evaluation_that_is_not_finite_is_an_error():
-    one = trainer()
+    one = trainer_by("serial")
     with torch.no_grad():
         one.parallel.sync.pieces[0].tensor[0] = math.inf
     with pytest.raises(FloatingPointError, match="After step 0 the loss in evaluation is nan"):
@@ -189,8 +170,6 @@ def test_a_loss_in_evaluation_that_is_not_finite_is_an_error():
 @pytest.mark.parametrize("name", ["lr", "clip", "weight_decay", "timeout"])
 @pytest.mark.parametrize("value", ["inf", "nan"])
 def test_an_option_that_is_no_finite_number_is_refused(name, value, tmp_path, capsys):
-    from gpt2lab.cli import main
-
     flag = f"--{name.replace('_', '-')}"
     assert main(["train", "--plan", "dp=2", flag, value, "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"gpt2lab train: {flag} {value} is no finite number. Use another.\n"
@@ -199,24 +178,8 @@ def test_an_option_that_is_no_finite_number_is_refused(name, value, tmp_path, ca
 
 def test_a_wild_learning_rate_fails_and_saves_nothing_that_is_not_finite(tmp_path, capsys):
     """The update of the only step makes weights of infinity."""
-    from gpt2lab.cli import main
-
-    command = [
-        "train",
-        "--steps",
-        "1",
-        "--batch",
-        "2",
-        "--sequence",
-        "8",
-        "--lr",
-        "1e38",
-        "--warmup",
-        "0",
-        "--clip",
-        "0",
-    ]
-    assert main([*command, "--sample", "0", "--out", str(tmp_path)]) == 1
+    told = ["--steps=1", "--batch=2", "--sequence=8", "--lr=1e38", "--warmup=0", "--clip=0", "--sample=0"]
+    assert main(["train", *told, "--out", str(tmp_path)]) == 1
     assert "After step 1 the loss in evaluation is nan. Try a lower" in capsys.readouterr().err
     assert checkpoint.all_in(next(tmp_path.iterdir())) == []
 
@@ -238,8 +201,7 @@ def test_the_last_step_is_evaluated_wherever_it_falls(tmp_path):
     assert [entry["step"] for entry in read_log(tmp_path) if "val" in entry] == [3, 4]
 
 
-@pytest.mark.parametrize("background", [False, True])
-@pytest.mark.parametrize("steps", [1, 4, 6])
+@pytest.mark.parametrize("steps, background", [(1, False), (4, True), (6, False), (6, True)])
 def test_a_finished_run_that_is_resumed_changes_no_checkpoint(steps, background, tmp_path):
     told = options(background=background)
     start(0, 1, told, str(tmp_path), False)
@@ -280,13 +242,6 @@ def test_too_much_asked_of_the_text_is_refused_with_both_numbers(tmp_path):
     shards.write_shard(tmp_path / "short.bin", [np.arange(50)])
     with pytest.raises(ValueError, match="needs 9 tokens, but the val split here has 5"):
         options(data=str(tmp_path / "short.bin")).check()
-
-
-def test_batches_do_not_depend_on_how_they_are_split():
-    batches = Batches(list(range(1000)), 7, 11, seed=3)
-    whole = batches.at(5)
-    parts = torch.cat([whole.rows(r, 3).tokens for r in range(3)])
-    assert torch.equal(parts, whole.tokens)
 
 
 COMMAND = [sys.executable, "-m", "gpt2lab", "train", "--sequence", "16", "--batch", "2", "--save", "1000"]
@@ -330,7 +285,7 @@ def test_autocast_multiplies_in_bfloat16_and_follows_the_curve_of_float32():
     plain, cast = losses(chunked=False), losses(autocast=True)
     assert plain != cast
     assert cast == pytest.approx(plain, rel=1e-2)
-    lab = Trainer(build(Plan.parse("serial"), CONFIG, Mesh(), torch.float32), Recipe(autocast=True))
+    lab = trainer_by("serial", recipe=Recipe(autocast=True), dtype=torch.float32)
     seen = []
     lab.parallel.model.h["0"].mlp.c_fc.register_forward_hook(lambda module, x, out: seen.append(out.dtype))
     lab.step(example_batch(CONFIG, 7, 11))
@@ -360,9 +315,8 @@ def test_each_step_says_its_tokens_a_second_and_its_share_of_the_machine(monkeyp
     shown = []
     for entry in start(0, 1, options(steps=2, bench=True), None, False, lambda e: shown.append(short(e))):
         assert entry["tokens_per_s"] == pytest.approx(2 * 8 / entry["seconds"])
-        flops = (
-            (6 * (TINY.parameters - 16 * 8) + 12 * 1 * 8 * 8) * 2 * 8
-        )  # 6 N + 12 L C T for each of B T tokens
+        # 6 N + 12 L C T for each of B T tokens
+        flops = (6 * (TINY.parameters - 16 * 8) + 12 * 1 * 8 * 8) * 2 * 8
         assert entry["mfu"] == pytest.approx(flops / entry["seconds"] / 1e12)
         text = f"loss {entry['loss']:.3f}, {entry['tokens_per_s']:,.0f} tokens/s, MFU {entry['mfu']:.0%}"
         assert shown.pop(0) == text

@@ -69,10 +69,8 @@ def test_who_is_stopped_at_once_is_told_what_the_folder_holds(run, capsys):
     """It said "the fresh model" of a folder that holds a trained one."""
     (run / "log.jsonl").unlink()
     report.finish(Options(), run, ["SIGINT"], [])
-    assert (
-        capsys.readouterr().out
-        == f"Stopped by SIGINT before the first step: {run} holds what it began with.\n"
-    )
+    said = f"Stopped by SIGINT before the first step: {run} holds what it began with.\n"
+    assert capsys.readouterr().out == said
 
 
 def test_a_run_goes_on_with_the_options_with_which_it_was_trained_last(run, capsys):

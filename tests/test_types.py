@@ -5,27 +5,23 @@ import torch
 from planting import is_killed, planted
 
 from gpt2lab.compositions import Composition
-from gpt2lab.lessons.labs import typed, types
+from gpt2lab.lessons.labs import meshes, typed, types
 from gpt2lab.lessons.labs.types import ARROWS, GRADIENT, IllTyped, Types
+from gpt2lab.parallel import tensor
 from gpt2lab.plan import Plan
 from gpt2lab.ranks.axis import Axis
 from gpt2lab.reference import CONFIG, EXPERTS
 from gpt2lab.transport.pretended import one_of
 
-BACK = {  # the call that each makes on the way back
-    "copy_to": "reduce_from",
-    "reduce_from": "copy_to",
-    "all_gather": "reduce_scatter",
-    "reduce_scatter": "all_gather",
-    "gather_replicated": "scatter_to",
-    "scatter_to": "gather_replicated",
-    "all_to_all": "all_to_all",
-    "ring_shift": "ring_shift",
-    "broadcast": "reduce",
-    "reduce": "broadcast",
-    "gather": "scatter",
-    "scatter": "gather",
-}
+BACK = {"all_to_all": "all_to_all", "ring_shift": "ring_shift"}  # the call that each makes on the way back
+for there, back in (
+    ("copy_to", "reduce_from"),
+    ("all_gather", "reduce_scatter"),
+    ("gather_replicated", "scatter_to"),
+    ("broadcast", "reduce"),
+    ("gather", "scatter"),
+):
+    BACK |= {there: back, back: there}
 SEEN = {  # what types say of the planted bugs; of all others nothing
     "bias added n times": "add(V, I) on axis tp",
     "f is missing": "linear(I, V, V) on axis tp",
@@ -68,6 +64,19 @@ def test_plans_whose_sums_types_do_not_know_are_refused_and_not_accused(plan):
         typed.typed(Plan.parse(plan), CONFIG)
 
 
+def test_plans_that_cannot_run_are_refused_in_their_own_words():
+    with pytest.raises(
+        ValueError, match="loss=chunked needs the whole vocabulary on a rank, and tp=2 cuts it"
+    ):
+        typed.typed(Plan.parse("tp=2,loss=chunked"), CONFIG)
+
+
+def test_a_forgotten_g_is_refused():
+    forgotten = tensor.Edge, "leave", lambda right: lambda self, x: x
+    said = meshes.planted(0, 1, forgotten, lambda *_: typed.typed(Plan.parse("tp=2"), CONFIG))
+    assert said.startswith("add(V, I) on axis tp")
+
+
 def test_types_see_seven_of_the_planted_bugs():
     found = {bug: typed.refusal(lesson, bug) for lesson, bug in typed.BUGS}
     assert {bug for bug, said in found.items() if said != "well typed"} == set(SEEN) and len(found) == 16
@@ -89,36 +98,29 @@ def test_an_i_stays_alone_and_terms_of_a_sum_are_added_scaled_and_moved_and_noth
         ):
             assert kinds.of(sums) == {"dp": "P"}
         for wrong in (
-            *(
-                lambda: p * q,
-                lambda: p + 1.0 * r,
-                lambda: p + torch.ones(2, 2),
-                lambda: p.exp(),
-                lambda: p @ v,
-                lambda: r / p,
-                lambda: torch.div(torch.ones(2, 2), p),
-                lambda: p + 1,
-                lambda: 0.5 - p,
-                lambda: torch.add(p, other=r),
-                lambda: torch.nn.functional.linear(p, r, bias=r[0]),
-            ),
+            lambda: p * q,
+            lambda: p + 1.0 * r,
+            lambda: p + torch.ones(2, 2),
+            lambda: p.exp(),
+            lambda: p @ v,
+            lambda: r / p,
+            lambda: torch.div(torch.ones(2, 2), p),
+            lambda: p + 1,
+            lambda: 0.5 - p,
+            lambda: torch.add(p, other=r),
+            lambda: torch.nn.functional.linear(p, r, bias=r[0]),
             lambda: torch.nn.functional.linear(p, r, r[0]),
         ):
             with pytest.raises(IllTyped, match="on axis dp: of terms"):
                 wrong()
         for other in (r, v):
-            with pytest.raises(IllTyped, match="the gradient of I would be one rank's part"):
-                other + i
-            with pytest.raises(IllTyped, match="the gradient of I would be one rank's part"):
-                torch.add(other, other=i)
+            for add in (lambda x: x + i, lambda x: torch.add(x, other=i)):
+                with pytest.raises(IllTyped, match="the gradient of I would be one rank's part"):
+                    add(other)
         room = kinds.give(torch.zeros(2, 2), dp="R")
         room[0] = v[0]
         assert kinds.of(room) == {"dp": "V"}
-        assert (
-            kinds.of(i * i) == {"dp": "I"}
-            and kinds.of(r * v) == {"dp": "V"}
-            and kinds.of(torch.ones(2)) == {}
-        )
+        assert [kinds.of(x) for x in (i * i, r * v, torch.ones(2))] == [{"dp": "I"}, {"dp": "V"}, {}]
 
 
 def test_a_call_refuses_what_it_does_not_take():

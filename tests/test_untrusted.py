@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ import torch
 
 from gpt2lab.cli import main
 from gpt2lab.commands import folders
-from gpt2lab.model import GPT2Config
+from gpt2lab.experts.mixture import Experts
+from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.plan import Plan, build
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import example_batch
@@ -58,17 +60,25 @@ class Touches:
         return Path.touch, (self.file,)
 
 
-def seal_again(folder: Path) -> None:
-    """What a forger does: new digests for changed files."""
+def state(folder: Path) -> dict:
+    """What the state of a checkpoint says, without its seal."""
     said = json.loads((folder / "state.json").read_text())
-    said.pop("seal", None)
-    said["sha256"] = {name: reading.digest(folder / name) for name in said["sha256"]}
-    (folder / "state.json").write_text(reading.text(said))
+    return {name: value for name, value in said.items() if name != "seal"}
 
 
-def forged(folder: Path, name: str, side_effect: Path) -> None:
-    """Plant a pickle with a side effect in a file of a checkpoint."""
-    (folder / name).write_bytes(pickle.dumps(Touches(side_effect)))
+def sealed_with(folder: Path, **changes) -> None:
+    """What a forger does: other words in a state, and a seal for them."""
+    (folder / "state.json").write_text(reading.text(state(folder) | changes))
+
+
+def seal_again(folder: Path) -> None:
+    """The same with the digests of files that were changed."""
+    sealed_with(folder, sha256={name: reading.digest(folder / name) for name in state(folder)["sha256"]})
+
+
+def forged(file: Path, side_effect: Path) -> None:
+    """A pickle with a side effect in place of a file."""
+    file.write_bytes(pickle.dumps(Touches(side_effect)))
 
 
 def forged_heads(folder: Path, change) -> None:
@@ -85,7 +95,7 @@ def forged_heads(folder: Path, change) -> None:
 @pytest.mark.parametrize("sealed", [True, False])
 def test_no_file_of_a_checkpoint_runs_code(name, sealed, copy, tmp_path, capsys):
     effect = tmp_path / "effect"
-    forged(copy, name, effect)
+    forged(copy / name, effect)
     if sealed and name != "state.json":
         seal_again(copy)
     (copy.parent / "options.json").write_text("{}")
@@ -106,7 +116,7 @@ def test_no_file_of_a_checkpoint_runs_code(name, sealed, copy, tmp_path, capsys)
 
 def test_a_forged_file_would_run_where_an_unpickler_reads_it(copy, tmp_path):
     """The test above can fail."""
-    forged(copy, "rank0.safetensors", tmp_path / "effect")
+    forged(copy / "rank0.safetensors", tmp_path / "effect")
     pickle.loads((copy / "rank0.safetensors").read_bytes())
     assert (tmp_path / "effect").exists()
 
@@ -117,9 +127,8 @@ def test_nothing_of_the_package_unpickles_a_file():
     torch.load without `weights_only` is an unpickler too.
     """
     package, found = Path(huggingface.__file__).parents[1], {}
-    unpickles = re.compile(
-        r"\b(?:pickle|cloudpickle|dill|shelve|marshal|joblib)\.(?:loads?|open|Unpickler)\b|torch\.load\(.*"
-    )
+    modules = "pickle|cloudpickle|dill|shelve|marshal|joblib"
+    unpickles = re.compile(rf"\b(?:{modules})\.(?:loads?|open|Unpickler)\b|torch\.load\(.*")
     for file in package.rglob("*.py"):
         for call in unpickles.findall(file.read_text()):
             found.setdefault(str(file.relative_to(package)), set()).add(call)
@@ -129,14 +138,13 @@ def test_nothing_of_the_package_unpickles_a_file():
         "classroom/reading.py",
         "processes/rank_process.py",
         "processes/results.py",
-        "processes/watch.py",
     }
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_no_file_of_an_export_runs_code(name, copy, tmp_path, capsys):
     checkpoint.export(copy, tmp_path / "model")
-    (tmp_path / "model" / name).write_bytes(pickle.dumps(Touches(tmp_path / "effect")))
+    forged(tmp_path / "model" / name, tmp_path / "effect")
     with pytest.raises(ValueError):
         huggingface.load(tmp_path / "model")
     assert not (tmp_path / "effect").exists()
@@ -154,10 +162,8 @@ def test_no_shard_of_tokens_runs_code(tmp_path):
 @pytest.mark.parametrize("name", ["../../secret.safetensors", "/etc/passwd", "other.safetensors"])
 def test_files_elsewhere_are_not_read(name, copy):
     (copy.parents[1] / "secret.safetensors").write_bytes((copy / "rank0.safetensors").read_bytes())
-    said = json.loads((copy / "state.json").read_text())
-    said.pop("seal")
-    said["sha256"][name] = said["sha256"]["rank0.safetensors"]
-    (copy / "state.json").write_text(reading.text(said))
+    digests = state(copy)["sha256"]
+    sealed_with(copy, sha256=digests | {name: digests["rank0.safetensors"]})
     with pytest.raises(checkpoint.BadCheckpoint, match=f"{name} is missing"):
         checkpoint.load(copy, trainer())
 
@@ -170,41 +176,21 @@ def renamed(old: str, new: str):
     return lambda head: {new if name == old else name: said for name, said in head.items()}
 
 
+NO_BOXES, OUTSIDE = "rank0.safetensors is no file of boxes", "is not inside its shape"
 HEADS = {
-    "no offsets": (
-        renamed(WTE, "weight.wte.weight"),
-        r"weight.wte.weight is the name of a tensor of shape \(37, 8\)",
-    ),
-    "offsets that are no numbers": (
-        renamed(WTE, "weight.wte.weight@a,b"),
-        "rank0.safetensors is no file of boxes",
-    ),
-    "too few offsets": (
-        renamed(WTE, "weight.wte.weight@0"),
-        "weight.wte.weight@0 is the name of a tensor of",
-    ),
-    "below zero": (renamed(WTE, "weight.wte.weight@-1,0"), "is not inside its shape"),
-    "behind the end": (renamed(WTE, "weight.wte.weight@1,0"), "is not inside its shape"),
-    "far behind": (renamed(WTE, f"weight.wte.weight@{10**9},0"), "is not inside its shape"),
-    "a number too long": (renamed(WTE, f"weight.wte.weight@{'9' * 5000},0"), "is no file of boxes"),
-    "a tensor is missing": (
-        renamed(WTE, "weight.more@0,0"),
-        "weight.wte.weight has 296 elements, of which 0 are",
-    ),
-    "a moment is missing": (
-        renamed("exp_avg.wte.weight@0,0", "x@0,0"),
-        "exp_avg.wte.weight has 296 elements",
-    ),
+    "no offsets": (renamed(WTE, "weight.wte.weight"), r"weight.wte.weight is the name of a tensor of shape \(37, 8\)"),
+    "offsets that are no numbers": (renamed(WTE, "weight.wte.weight@a,b"), NO_BOXES),
+    "too few offsets": (renamed(WTE, "weight.wte.weight@0"), "weight.wte.weight@0 is the name of a tensor of"),
+    "below zero": (renamed(WTE, "weight.wte.weight@-1,0"), OUTSIDE),
+    "behind the end": (renamed(WTE, "weight.wte.weight@1,0"), OUTSIDE),
+    "far behind": (renamed(WTE, f"weight.wte.weight@{10**9},0"), OUTSIDE),
+    "a number too long": (renamed(WTE, f"weight.wte.weight@{'9' * 5000},0"), NO_BOXES),
+    "a tensor is missing": (renamed(WTE, "weight.more@0,0"), "weight.wte.weight has 296 elements, of which 0 are"),
+    "a moment is missing": (renamed("exp_avg.wte.weight@0,0", "x@0,0"), "exp_avg.wte.weight has 296 elements"),
     "two boxes of one tensor": (renamed("exp_avg.wpe.weight@0,0", "weight.wte.weight@5,0"), "in common"),
-    "a tensor beyond all memory": (
-        lambda head: head | {WTE: head[WTE] | {"shape": [10**9, 10**6]}},
-        "rank0.safetensors is no file of boxes",
-    ),
-    "numbers beyond the file": (
-        lambda head: head | {WTE: head[WTE] | {"data_offsets": [0, 10**15]}},
-        "rank0.safetensors is no file of boxes",
-    ),
-}
+    "a tensor beyond all memory": (lambda head: head | {WTE: head[WTE] | {"shape": [10**9, 10**6]}}, NO_BOXES),
+    "numbers beyond the file": (lambda head: head | {WTE: head[WTE] | {"data_offsets": [0, 10**15]}}, NO_BOXES),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("change", HEADS)
@@ -228,13 +214,33 @@ def test_a_configuration_with_a_layer_for_every_byte_of_memory_is_refused_at_onc
         checkpoint.load(copy, trainer())
 
 
+def test_what_changes_nothing_in_a_configuration_from_before_is_left_out(tmp_path):
+    huggingface.save(GPT2(replace(CONFIG, experts=Experts(2))), tmp_path)
+    said = json.loads((tmp_path / "config.json").read_text())
+    said["experts"]["speed"] = 0.5  # of a load bias, which this router does not have
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    assert huggingface.load(tmp_path).config.experts == Experts(2)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("experts", [None, Experts(2, every=3)], ids=["dense", "experts"])
+@pytest.mark.parametrize("value", [10**9, -1, 2.5, float("inf"), None, "x", [], {}], ids=repr)
+def test_a_config_json_of_any_sizes_is_refused_at_once_in_a_sentence(value, experts, tmp_path):
+    huggingface.save(GPT2(replace(CONFIG, n_layer=3, experts=experts)), tmp_path)
+    file = tmp_path / "config.json"
+    said = json.loads(file.read_text())
+    sizes = [*huggingface.SIZES, *(["experts"] if experts and value is not None else [])]
+    for name in sizes:
+        file.write_text(json.dumps(said | {name: value}))
+        with pytest.raises(ValueError, match="config.json.* (Use|Fetch|another model)"):
+            huggingface.load(tmp_path)
+
+
 def test_options_that_were_changed_after_a_checkpoint_are_noticed(copy):
     file = copy.parent / "options.json"
     file.write_text('{"steps": 3}')
     assert folders.options_of(copy).steps == 3  # a checkpoint from before options had a digest
-    said = json.loads((copy / "state.json").read_text())
-    said.pop("seal")
-    (copy / "state.json").write_text(reading.text(said | {"options_sha256": reading.digest(file)}))
+    sealed_with(copy, options_sha256=reading.digest(file))
     assert folders.options_of(copy).steps == 3
     file.write_text('{"steps": 2}')
     with pytest.raises(ValueError, match="options.json is damaged: its sha256 is not the one in"):
@@ -326,12 +332,11 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("sealed", [True, False])
 def test_a_changed_state_is_refused(change, sealed, copy):
-    said = json.loads((copy / "state.json").read_text())
-    old = said.pop("seal")
-    text = reading.text(said | CHANGES[change])
-    if not sealed:  # the old seal on a new text
-        text = json.dumps(said | CHANGES[change] | {"seal": old}, indent=2) + "\n"
-    (copy / "state.json").write_text(text)
+    if sealed:
+        sealed_with(copy, **CHANGES[change])
+    else:  # the old seal on a new text
+        said = json.loads((copy / "state.json").read_text()) | CHANGES[change]
+        (copy / "state.json").write_text(json.dumps(said, indent=2) + "\n")
     if sealed and change == "another step":  # who forges the seal too is not kept out by a digest
         assert checkpoint.read_state(copy)["step"] == 7
     else:
@@ -339,18 +344,14 @@ def test_a_changed_state_is_refused(change, sealed, copy):
 
 
 def test_every_file_of_tensors_needs_its_digest(copy):
-    said = json.loads((copy / "state.json").read_text())
-    said.pop("seal")
-    for name in said["sha256"]:
-        rest = {other: right for other, right in said["sha256"].items() if other != name}
-        (copy / "state.json").write_text(reading.text(said | {"sha256": rest}))
+    digests = state(copy)["sha256"]
+    for name in digests:
+        sealed_with(copy, sha256={other: right for other, right in digests.items() if other != name})
         refused(copy, "state.json")
 
 
 def test_a_state_without_a_seal_is_refused(copy):
-    said = json.loads((copy / "state.json").read_text())
-    said.pop("seal")
-    (copy / "state.json").write_text(json.dumps(said, indent=2) + "\n")
+    (copy / "state.json").write_text(json.dumps(state(copy), indent=2) + "\n")
     refused(copy, "state.json")
 
 
@@ -393,9 +394,8 @@ def test_the_command_imports_nothing_from_the_current_folder(started, tmp_path):
     """
     pythons_own = ["reprlib"] if started == "command" else []
     for name in ("torch", "json", "tqdm", "numpy", "argparse", "signal", "enum", "random", *pythons_own):
-        (tmp_path / f"{name}.py").write_text(
-            f"open('effect-of-{name}', 'w')\nraise SystemExit('ran {name}')\n"
-        )
+        effect = f"open('effect-of-{name}', 'w')\nraise SystemExit('ran {name}')\n"
+        (tmp_path / f"{name}.py").write_text(effect)
     module = [sys.executable, "-m", "gpt2lab"]
     command = module if started == "module" else [str(Path(sys.executable).with_name("gpt2lab"))]
     run = [*command, "train", "--dry-run", "--plan", "dp=2"]

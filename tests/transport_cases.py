@@ -1,6 +1,8 @@
-"""What every call of a transport must give, as one-line serial formulas on integers: exact, whatever the order of sums.
+"""What every call of a transport must give, as one-line serial formulas: exact, whatever the order of sums.
 
-`check(group, ranks, size, dtype)` runs inside a rank and returns the names of calls that were wrong.
+Integers have all their bits at random, so that sums run over. Fractions are whole numbers, and any normal numbers on
+two ranks, where no order shows. `check(group, ranks, size, dtype)` runs inside a rank and returns the names of calls
+that were wrong.
 """
 
 from functools import partial, reduce
@@ -42,16 +44,23 @@ def ways(dtype: torch.dtype) -> list[str]:
     return ["SUM"] if dtype in COMPLEX else []
 
 
-def tensor(rank: int, size: int, dtype: torch.dtype, salt: int = 0) -> torch.Tensor:
-    """Small integers that differ from rank to rank."""
+def tensor(rank: int, size: int, dtype: torch.dtype, salt: int = 0, count: int = 3) -> torch.Tensor:
+    """What a rank of so many begins with: other numbers on each."""
     generator = torch.Generator().manual_seed(1000 * salt + rank)
     draw = lambda: torch.randint(-2, 3, (size,), generator=generator)
-    return torch.complex(draw().double(), draw().double()).to(dtype) if dtype in COMPLEX else draw().to(dtype)
+    if dtype in COMPLEX:
+        return torch.complex(draw().double(), draw().double()).to(dtype)
+    if dtype in FLOATS and count == 2:
+        return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype)
+    if dtype in FLOATS or dtype is torch.bool:
+        return draw().to(dtype)
+    bits = torch.randint(256, (size * dtype.itemsize,), generator=generator, dtype=torch.uint8)
+    return bits.view(dtype)
 
 
 def combined(how: str, ranks, size, dtype, salt=0) -> torch.Tensor:
     """The combination of all ranks' tensors, computed by one."""
-    return HOW[how](torch.stack([tensor(r, size, dtype, salt) for r in ranks])).to(dtype)
+    return HOW[how](torch.stack([tensor(r, size, dtype, salt, len(ranks)) for r in ranks])).to(dtype)
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -98,20 +107,21 @@ def check(group, ranks: list[int], size: int, dtype: torch.dtype) -> list[str]:
 def _reductions(group, ranks, me, size, dtype, how, expect) -> None:
     """Everything that combines, in one way."""
     op, count, lengths = getattr(dist.ReduceOp, how), len(ranks), uneven(size, len(ranks))
-    x = tensor(ranks[me], size, dtype)
+    mine = partial(tensor, ranks[me], dtype=dtype, count=count)
+    x = mine(size)
     dist.all_reduce(x, op, group=group)
     expect(f"all_reduce {how}", x, combined(how, ranks, size, dtype))
     for root in {0, count - 1}:
-        x = tensor(ranks[me], size, dtype)
+        x = mine(size)
         dist.reduce(x, op=op, group_dst=root, group=group)
         if me == root:
             expect(f"reduce {how}", x, combined(how, ranks, size, dtype))
     out = torch.empty(lengths[me], dtype=dtype)
-    parts = [tensor(ranks[me], n, dtype, p) for p, n in enumerate(lengths)]
+    parts = [mine(n, salt=p) for p, n in enumerate(lengths)]
     dist.reduce_scatter(out, parts, op, group=group)
     expect(f"reduce_scatter {how}", out, combined(how, ranks, lengths[me], dtype, me))
     out = torch.empty(size, dtype=dtype)
-    dist.reduce_scatter_single(out, tensor(ranks[me], count * size, dtype), op, group=group)
+    dist.reduce_scatter_single(out, mine(count * size), op, group=group)
     everything = combined(how, ranks, count * size, dtype)
     expect(f"reduce_scatter_single {how}", out, everything[me * size : (me + 1) * size])
 

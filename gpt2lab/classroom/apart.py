@@ -5,12 +5,16 @@ answer, and then only gets arguments and gives plain values (`values`). Function
 other. Linux lets no process of the same user read or trace judge and checker (PR_SET_DUMPABLE). With the exercise ends
 all that was started for it.
 
-A checker that hands over what is no plain value (a class to derive from, a function for ranks) cannot ask across:
-then it runs beside the answer, which could forge its verdict, for its own exercise only. `judged` says which way.
+Where a checker starts ranks for an answer, it hands on to them, unread, the functions as the answer's process packs
+them: they run there, and what ranks give is read as what nobody trusts (`untrusted`).
+
+A checker that hands over what is no plain value (a class to derive from) cannot ask across: then it runs beside the
+answer, which could forge its verdict, for its own exercise only. `judged` says which way.
 """
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import select
 import signal
@@ -27,7 +31,9 @@ from ..lessons.desk import Desk, defined, titles
 from ..lessons.exercises.guards import frames_closed
 from ..processes.launch import launch
 from ..processes.orphans import die_with_parent
-from .peer import Gone, Peer
+from ..processes.results import untrusted
+from .carried import by_value, forget
+from .peer import Gone, Peer, packed, unpacked
 from .values import NotPlain
 from .verdicts import TOLD, WORDS, ended, is_verdict, late
 
@@ -35,6 +41,8 @@ SPARE = 2
 """Seconds after which an answer that Python could not stop is killed."""
 WARM = 60
 """Seconds in which a process must be ready on a busy machine, with its first ranks."""
+PACKED = "the functions, packed"
+"""The name, which no function has, under which the answer's process gives its functions for ranks."""
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 
 
@@ -74,7 +82,8 @@ class Other:
         self.process, self.line, self.peer, self.over = process, line, Peer(line), ""
 
     def __reduce__(self):
-        raise NotPlain("a function that asks another process cannot go to ranks")
+        """To a rank goes the answer itself."""
+        return OnRank, (self.ask(PACKED, (), {}),)
 
     def ask(self, name: str, args: tuple, kwargs: dict):
         """What its function gives; raises what that raised, and AssertionError with words where the process is over."""
@@ -112,6 +121,19 @@ class Other:
         return AssertionError(self.over)
 
 
+class OnRank:
+    """On a rank, in place of the other process: the functions that it has packed."""
+
+    def __init__(self, packed: bytes):
+        if multiprocessing.parent_process() is None:
+            raise NotPlain("a function that asks another process goes to ranks alone")
+        self.names = unpacked(packed)
+
+    def ask(self, name: str, args: tuple, kwargs: dict):
+        """What its function gives."""
+        return self.names[name](*args, **kwargs)
+
+
 @contextlib.contextmanager
 def _forked(run: Callable, *secret: int) -> Iterator[Other]:
     """A fork that does `run(line)`, without these files; it ends, with all that it has started, with the block."""
@@ -144,6 +166,7 @@ def _ask_across(desk: Desk, before: str, answer: str, checks: str, line: socket.
     """In a fork: the checker here, the answer in a fork of its own. Tells the verdicts, or that this cannot be."""
     closed_to_others()
     peer, given, found = Peer(line), dict(desk.names), []
+    by_value()
     desk.run(before, given)
     with _forked(lambda line: _answer(desk, before, answer, line), line.fileno()) as other:
         try:
@@ -161,7 +184,8 @@ def _ask_across(desk: Desk, before: str, answer: str, checks: str, line: socket.
             found.append([name, status, str(words)[:WORDS]])
 
         try:
-            desk.run(checks, given | {"check": check})
+            with untrusted():
+                desk.run(checks, given | {"check": check})
             peer.tell(verdicts=found)
         except NotPlain as error:
             peer.tell(unlike=str(error))
@@ -181,11 +205,13 @@ def _far(name: str, blank: Callable, other: Other) -> Callable:
 def _answer(desk: Desk, before: str, answer: str, line: socket.socket) -> None:
     """In a fork of that: define the answer, say so, and call its functions as the checker asks."""
     peer, names = Peer(line, trusted=True), dict(desk.names)
+    forget()
     desk.run(before, names)
     try:
         desk.run(answer, names)
     except (Exception, SystemExit) as error:
         peer.tell(ready=f"your cell does not run: {type(error).__name__}: {error}")
+    names[PACKED] = lambda: packed({name: names[name] for name in defined(before) if name in names})
     peer.tell(ready="")
     while True:
         peer.answer(peer.hear(), names)
@@ -194,6 +220,7 @@ def _answer(desk: Desk, before: str, answer: str, line: socket.socket) -> None:
 def _judge_beside(desk: Desk, before: str, answer: str, checks: str, line: socket.socket) -> None:
     """In a fork: checker and answer together. The first ranks start slowly, and no answer should pay for it."""
     peer = Peer(line)
+    by_value()
     if {"live", "ranked"} & vars(desk.names.get("exercises", desk)).keys():
         with suppress(Exception):
             launch(lambda *_: None, ranks=1, echo=False)

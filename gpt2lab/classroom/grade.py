@@ -33,7 +33,7 @@ def submissions(folder: Path, lesson: Lesson) -> dict[str, Path]:
         Path(place, name)
         for place, _, names in sorted(os.walk(folder))
         for name in sorted(names)
-        if name.endswith(".ipynb") and ".ipynb_checkpoints" not in place
+        if _is_notebook(name) and ".ipynb_checkpoints" not in place
     ]
     called = [_student(file.relative_to(folder), lesson) for file in files]
     found: dict[str, Path] = {}
@@ -42,6 +42,23 @@ def submissions(folder: Path, lesson: Lesson) -> dict[str, Path]:
         while name in found:  # another name that is written in the same way
             name += "+"
         found[name] = file
+    return found
+
+
+def _is_notebook(name: str) -> bool:
+    return name.lower().endswith(".ipynb")
+
+
+def others(folder: Path, out: Path) -> list[str]:
+    """The files under a folder that are no notebooks by their names, besides hidden ones and the results in `out`."""
+    found, ours = [], out.resolve().with_suffix("")
+    for file in sorted(folder.rglob("*")):
+        place = file.resolve()
+        made = ours in place.parents or place.parent == ours.parent and place.name.startswith(f"{ours.name}.")
+        inside = file.relative_to(folder)
+        hidden = any(part.startswith(".") for part in inside.parts)
+        if file.is_file() and not (_is_notebook(file.name) or hidden or made):
+            found.append(plain(str(inside)))
     return found
 
 

@@ -32,6 +32,9 @@ def main(pipe: int, seconds: float, gib: float) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(nowhere, fd)
+    from . import carried
+
+    carried.carry(job.pop("checkers"))
     from ..lessons import exercises
     from ..lessons.desk import Desk
     from . import apart

@@ -67,7 +67,7 @@ def downloaded(path: str, lesson: str) -> re.Match | None:
     of the file or of its folder, with the number of the participant (mod/assign/classes/downloader.php).
     """
     rest = rf"assignsubmission_file.*|(?!{lesson})\d+_[^/]+"
-    return re.search(rf"([^/]+?)(?:_LATE)?_(\d+)_({rest})$", path.removesuffix(".ipynb"))
+    return re.search(rf"([^/]+?)(?:_LATE)?_(\d+)_({rest})$", re.sub(r"(?i)\.ipynb$", "", path))
 
 
 def gradebook(system: str, results: list[dict], lesson: str) -> list[list]:

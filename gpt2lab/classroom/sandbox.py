@@ -1,10 +1,11 @@
 """A process for answers that nobody has read: limited in time, memory, files and processes, and cut off where possible.
 
 Linux namespaces, where the system gives them to users, take away the network, other processes and the file system:
-answers see a root of their own, read-only, with the interpreter and this package, and two folders in memory of a stated
-size, which end with them. They keep no capability with which they could change that, and can make no namespace.
+answers see a root of their own, read-only, with the interpreter and this package, less what knows the answers (see
+`carried`), and two folders in memory of a stated size, which end with them. They keep no capability with which they
+could change that, and can make no namespace.
 
-What remains: where a checker must run beside the answer (`apart` says when, and each result says so), the answer can
+What remains: where a checker must run beside the answer (`apart` says when, and each result says so), the answer could
 forge the verdict of that exercise; memory and processes are measured ten times a second, so an answer can pass their
 limits for a moment.
 """
@@ -28,6 +29,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from . import carried
 from .verdicts import TOLD, ended, is_verdict, late
 
 HOME = Path(__file__).parents[2]
@@ -58,6 +60,7 @@ while [ "$1" != -- ]; do
   shift
 done; shift
 while [ "$1" != -- ]; do mount -t tmpfs -o size=4k none ".$1"; shift; done; shift
+while [ "$1" != -- ]; do : > ".$1"; mount --bind "$1" ".$1"; shift; done; shift
 while [ "$1" != -- ]; do cp "$1" tmp; shift; done; shift
 while read -r _ _ _ _ on _; do case $on in
   $at/tmp|$at/dev/shm) ;;
@@ -139,7 +142,7 @@ def run_judge(job: dict, limits: Limits, hide=(), stop: threading.Event = NEVER)
         os.close(end)
         try:
             with contextlib.suppress(BrokenPipeError), process.stdin:
-                process.stdin.write(json.dumps(job).encode())
+                process.stdin.write(json.dumps(job | {"checkers": carried.texts()}).encode())
             yield from _watched(process, pipe, limits, [i for i, _ in job["answers"]], stop)
         finally:
             os.close(pipe)
@@ -155,7 +158,9 @@ def _cut_off(command: list[str], hide=()) -> list[str]:
     folders = [p for p in sorted(needed) if not inside(p, {*needed, Path("/usr")} - {p})]
     hidden = [p for one in hide if (p := Path(one).resolve()).is_dir() and inside(p, [*folders, "/usr"])]
     hidden = [p for p in hidden if not any(q.is_relative_to(p) for q in needed)]
-    words = FILES, *SYSTEM, *folders, "--", *hidden, "--", *_fonts(), "--", *command
+    rooms = {carried.FOLDER, carried.FOLDER.resolve()}
+    shown = [room / name for room in rooms for name in carried.SHOWN]
+    words = [FILES, *SYSTEM, *folders, "--", *hidden, *rooms, "--", *shown, "--", *_fonts(), "--", *command]
     return [*UNSHARE, SHELL, "sh", *map(str, words)]
 
 

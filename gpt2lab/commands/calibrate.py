@@ -1,4 +1,4 @@
-"""Measure this machine, so that plans can be predicted for it: under a minute; the result is kept for this machine.
+"""Measure this machine, so that plans can be predicted for it: a minute or two; the result is kept for this machine.
 
     gpt2lab calibrate            measured once, then read from the cache
     gpt2lab calibrate --again    measured anew, after a change of the machine or of torch

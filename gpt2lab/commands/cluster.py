@@ -17,7 +17,7 @@ from pathlib import Path
 from ..machine import namespaces
 from ..machine.options import Setting, parser_of
 from ..run import STOP
-from . import train
+from . import folders, train
 
 OPTIONS = {
     "machines": Setting("machines x ranks of each", default="2x2"),
@@ -45,8 +45,10 @@ def run(args) -> int:
             f"--machines {count}x{ranks} starts {count * ranks} ranks, but the plan {options.plan} needs {world}. "
             "Change one of them."
         )
+    options.the_device(ranks)
     machines = namespaces.torchrun(count, ranks, ["-m", "gpt2lab", *command])
     namespaces.check()
+    folders.check_place(source, options, said.out)
     for number, machine in enumerate(machines):
         print(f"machine {number}: torchrun {shlex.join(machine.command[3:])}", flush=True)
     out = source.parent.parent if source else Path(said.out)

@@ -6,6 +6,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ def folder_for(source: Path | None, options: "Options", out: str, here=None) -> 
 
     An older checkpoint goes on in a new one, a benchmark in none. `here` is the rank that a launcher started.
     """
-    from ..storage import checkpoint
-
     if options.bench:
         return None
     home = Path(source.parent.parent if source else out)
@@ -43,13 +42,28 @@ def folder_for(source: Path | None, options: "Options", out: str, here=None) -> 
     begun = [file for file in home.glob("*/job") if job and again and said(file) == mine]
     if begun:
         return max(begun).parent
-    newest = checkpoint.all_in(source.parent)[-1:] if source else []
-    if source and (again or not newest or source.samefile(newest[0])):
+    if source and (again or _is_newest(source)):
         return source.parent
     folder = new(options, home, job)
     if source:
         print(f"{source.parent} has newer checkpoints than {source.name}, so this run goes on in {folder}")
     return folder
+
+
+def check_place(source: Path | None, options: "Options", out: str) -> None:
+    """Raise ValueError or OSError where a run with these options could not write, before others start it."""
+    if not options.bench:
+        home = _made(source.parent.parent if source else out)
+        with TemporaryFile(dir=home), occupied(source.parent if source and _is_newest(source) else None):
+            pass
+
+
+def _is_newest(source: Path) -> bool:
+    """Whether no checkpoint of its run is newer, so that it goes on there."""
+    from ..storage import checkpoint
+
+    newest = checkpoint.all_in(source.parent)[-1:]
+    return not newest or source.samefile(newest[0])
 
 
 @contextmanager
@@ -72,9 +86,7 @@ def occupied(folder: Path | None):
 
 def new(options: "Options", out: str | Path, job: str = "") -> Path:
     """A folder for this run, with its options and the launcher's name of the job in it."""
-    if (written := str(out)) != written.encode(errors="ignore").decode():
-        raise ValueError(f"{written!r} is not valid UTF-8, which safetensors asks for. Use another name.")
-    Path(out).mkdir(parents=True, exist_ok=True)  # fails, with its name, where it is a file
+    _made(out)
     name = time.strftime("%Y%m%d-%H%M%S")
     for number in count():  # where another run has begun in the same second
         with suppress(FileExistsError):
@@ -83,6 +95,14 @@ def new(options: "Options", out: str | Path, job: str = "") -> Path:
     (folder / "options.json").write_text(json.dumps(asdict(options), indent=2) + "\n")
     (folder / "job").write_text(job)
     return folder
+
+
+def _made(out: str | Path) -> Path:
+    """The folder of runs, made where it is not there; an error, with its name, where it cannot be."""
+    if (written := str(out)) != written.encode(errors="ignore").decode():
+        raise ValueError(f"{written!r} is not valid UTF-8, which safetensors asks for. Use another name.")
+    Path(out).mkdir(parents=True, exist_ok=True)
+    return Path(out)
 
 
 def options_of(source: Path) -> "Options":

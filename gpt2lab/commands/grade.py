@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 from ..classroom import NOTEBOOKS, lessons_named, report, sandbox
-from ..classroom.grade import grade, submissions
+from ..classroom.grade import grade, others, submissions
 from ..machine.options import Setting, positive, within
 
 OPTIONS = {
@@ -56,6 +56,9 @@ def _run(args) -> None:
     known = [] if args.again else known
     limits, remark = sandbox.Limits(args.seconds, args.memory), sandbox.sentence()
     print(remark)
+    if left := others(args.folder, args.out):
+        more = f" and {len(left) - 3} more" * (len(left) > 3)
+        print(f"Not graded, as their names do not end in .ipynb: {', '.join(left[:3])}{more}.")
     done, hide = {}, [args.folder, args.notebooks, args.out.resolve().parent]
     students = grade(files, lesson, limits, args.jobs, known, hide)
     for result in tqdm(students, total=len(files), unit="student"):

@@ -108,11 +108,14 @@ def launching_line(plan: Plan, config, args, cluster: Cluster) -> str:
     if plan.world == 1:
         return f"launch: python {said}"
     nodes = -(-plan.world // cluster.network.node)
+    each = cluster.network.node if plan.world % nodes else plan.world // nodes
+    rest = plan.world - each * (nodes - 1)
+    last = f"\n    on the last machine: --nproc-per-node {rest}" if rest < each else ""
     many = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint HOST0:29500"
     meet = many if nodes > 1 else "--standalone"
     # tensor parallelism on GPUs: kernels start in the order of their calls (parallel/tensor.py, _EnteringLinear)
     in_order = "CUDA_DEVICE_MAX_CONNECTIONS=1 " * (plan.tp > 1 and plan.zero < 3 and not cluster.cores)
-    return f"launch: {in_order}torchrun {meet} --nproc-per-node {plan.world // nodes} {said}"
+    return f"launch: {in_order}torchrun {meet} --nproc-per-node {each} {said}{last}"
 
 
 def pace(p, args, devices: int) -> dict[str, float]:
@@ -134,6 +137,14 @@ def answer(choice, args, cluster, config) -> str:
     lines += [f"  {line};"]
     lines += [f"  {reason};" for reason in choice.reasons]
     lines[-1] = lines[-1].removesuffix(";") + "."
+    if config != PRESETS.get(args.config):
+        lines += [
+            "  computed: weights, bytes and operations of this model come from its sizes, not from a run."
+        ]
+    if getattr(config, "mlps", 1) > 1:
+        lines += [
+            f"  not tried: its {config.mlps} MLPs of a layer spread over ranks (ep); here each rank has all."
+        ]
     lines += [f"  clock: {cluster.source if cluster.cores else SAID['clock']}."]
     lines += [f"  {launching_line(choice.plan, config, args, cluster)}"]
     few = "plans" if cluster.devices <= FEW else "of the plans predicted, those"

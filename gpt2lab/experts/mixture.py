@@ -74,6 +74,11 @@ class Experts:
             )
         if self.random_second and self.router != "gshard":
             raise ValueError(f"random_second is GShard's, not {self.router}'s. Use the router gshard.")
+        if self.speed != Experts.speed and self.router != "deepseek":
+            raise ValueError(
+                f"speed = {self.speed} would change nothing: the router {self.router} has no load bias. Leave it "
+                "out, or use the router deepseek."
+            )
 
     def mixture(self, config: GPT2Config, layer: int) -> nn.Module:
         """What stands at `block.mlp` of a layer: a mixture, or the dense MLP between two of them."""
@@ -90,7 +95,7 @@ class Experts:
         router = self.experts * (c + (self.router == "deepseek"))
         many = self.top_k if active else self.experts
         layer = router + many * each(h) + (each(self.shared * h) if self.shared else 0) - (8 * c * c + 5 * c)
-        return sum(self.at(i) for i in range(config.n_layer)) * layer
+        return config.n_layer // self.every * layer
 
     def room(self, tokens: int) -> int:
         """How many tokens of a group an expert takes: ceil(k S / E * factor); all of them where none is dropped."""

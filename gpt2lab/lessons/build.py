@@ -3,7 +3,7 @@
 Every source under notebooks/src becomes a student notebook and a solution, both executed with static
 pictures. A second build gives the same bytes: no times, no widget state, no addresses. Cells tagged
 `measured` keep the outputs of the last build as long as their text is the same, unless --fresh asks to
-measure again.
+measure again. Where only words have changed, and no lesson is named, no cell runs.
 """
 
 import argparse
@@ -64,6 +64,22 @@ def build_lesson(lesson: Lesson, fresh: bool = False) -> float:
             _keep_measured(nbformat.read(path, 4), notebook)
         nbformat.write(notebook, path)
     return time.perf_counter() - start
+
+
+def reword(lesson: Lesson) -> bool:
+    """Write a lesson's new words around what its cells gave last; False where a cell's code is new or never ran."""
+    changed, code = [], lambda notebook: [c for c in notebook.cells if c.cell_type == "code"]
+    for path, student in targets(lesson).items():
+        new = lesson.notebook(student)
+        ran = [c for c in code(nbformat.read(path, 4)) if c.execution_count] if path.exists() else []
+        if [c.source for c in code(new)] != [c.source for c in ran]:
+            return False
+        for cell, before in zip(code(new), ran, strict=True):
+            cell.outputs, cell.execution_count = before.outputs, before.execution_count
+        changed.append((new, path))
+    for new, path in changed:
+        nbformat.write(new, path)
+    return True
 
 
 def execute(notebook, folder, strict: bool) -> None:
@@ -158,8 +174,9 @@ def main(arguments=None) -> int:
         )
         return int(bool(stale))
     for lesson in chosen:
-        if options.names or outdated(lesson):
-            print(f"{lesson.name}: {build_lesson(lesson, options.fresh):.1f} s", flush=True)
+        if not options.names and (not outdated(lesson) or reword(lesson)):
+            continue
+        print(f"{lesson.name}: {build_lesson(lesson, options.fresh):.1f} s", flush=True)
     return 0
 
 

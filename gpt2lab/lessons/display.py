@@ -136,14 +136,19 @@ def show_source(*objects) -> None:
         display(Markdown(f"{where}```python\n{inspect.getsource(thing).rstrip()}\n```"))
 
 
-def table(rows, header) -> None:
-    """Show rows of values under a header; numbers are aligned right, floats printed with four digits."""
+def table(rows, header, folded: str = "") -> None:
+    """Show rows of values under a header; numbers are aligned right, floats printed with four digits.
+
+    With `folded` the reader sees these words, and a click on them opens the table.
+    """
     from IPython.display import Markdown, display
 
     rows = [list(row) for row in rows]
     right = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
     lines = [header, ["--:" if r else ":--" for r in right], *([_text(v) for v in row] for row in rows)]
-    display(Markdown("\n".join("| " + " | ".join(line) + " |" for line in lines)))
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    before, after = (f"<details><summary>{folded}</summary>\n\n", "\n\n</details>") if folded else ("", "")
+    display(Markdown(before + text + after))
 
 
 def _text(value) -> str:

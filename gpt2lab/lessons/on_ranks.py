@@ -5,7 +5,8 @@
     %ranks status     the ranks, and the variables of each
     %ranks stop       end them all
 
-What they print, and the value of the last line, is shown rank by rank. Errors are those of `launch`, and end the ranks.
+What they print, and the value of the last line, is a column for each, or where that is too wide, line by line. Errors
+are those of `launch`, and end the ranks.
 """
 
 import ast
@@ -64,7 +65,7 @@ class RankCells:
             error.add_note(PLAIN)
             raise
         before, same = self.ranks, listed or (self.ranks and self.ranks.size == numbers[0])
-        self.ranks = before if same else Ranks(numbers[0])
+        self.ranks = before if same else Ranks(numbers[0], echo="columns")
         if before and not (same and before.alive):
             print(GONE)
             before.close()

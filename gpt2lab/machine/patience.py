@@ -12,22 +12,28 @@ def patiently(steps: Iterable, what: str, total: int | None = None, falling: str
     """Go through `steps`, of which there are `total` where they have no length; `what` they are, in the plural;
     `falling`: why later ones take less.
 
-    After AFTER seconds one line on stderr says how many are done and how long the others take. While lessons are built
-    it says nothing, as their texts must not depend on the machine.
+    After AFTER seconds one line on stderr says how many are done and how long the others take, unless they are nearly
+    over. While lessons are built it says nothing, as their texts must not depend on the machine.
     """
     total = len(steps) if total is None and isinstance(steps, Sized) else total
     begin, said = time.perf_counter(), "GPT2LAB_STATIC" in os.environ
     for done, step in enumerate(steps):
-        if not said and (passed := time.perf_counter() - begin) > AFTER:
+        passed = 0 if said else time.perf_counter() - begin
+        if passed > AFTER and (line := _line(done, total, what, passed, falling)):
             said = True
-            rest = "nobody knows how many are left"
-            if total is not None and done:
-                how, why = ("far less than", f": {falling}") if falling else ("about", "")
-                rest = f"the other {total - done:,} take {how} {rounded_time((total - done) * passed / done)}{why}"
-            print(
-                f"{done:,} {what} took {passed:.0f} s; {rest}. Ctrl-C ends it.", file=sys.stderr, flush=True
-            )
+            print(line, file=sys.stderr, flush=True)
         yield step
+
+
+def _line(done: int, total: int | None, what: str, passed: float, falling: str) -> str:
+    """What is said after so many seconds; nothing where the rest is nearly over."""
+    if total is None or not done:
+        return f"{done:,} {what} took {passed:.0f} s; nobody knows how many are left. Ctrl-C ends it."
+    left = (total - done) * passed / done
+    how, why = ("far less than", f": {falling}") if falling else ("about", "")
+    rest = f"the other {total - done:,} take {how} {rounded_time(left)}{why}"
+    said = f"{done:,} of {total:,} {what} took {passed:.0f} s; {rest}. Ctrl-C ends it."
+    return said if left >= AFTER / 5 else ""
 
 
 def rounded_time(seconds: float) -> str:

@@ -3,6 +3,9 @@
 import difflib
 from collections.abc import Callable, Iterable
 
+CROWDED = "no more processes or threads are allowed. Allow them: ulimit -u 4096."
+"""What a system that starts none is answered with."""
+
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "", form: str = "{}") -> str:
     """`Did you mean NAME?`, the known name nearest to `word`, BF16 to bf16, in `form`; `otherwise` where none is."""

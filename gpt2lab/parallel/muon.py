@@ -1,12 +1,13 @@
 """Muon: the update of a matrix is its momentum with all singular values brought near 1, so it needs whole matrices.
 
 An orthogonalised part of a matrix is no part of the orthogonalised matrix. Exact are two ways: the matrix has an owner
-(replicas, pipeline stages, ZeRO's `data=owner`), and nothing is sent; or it is cut along one dim (tensor parallelism),
-and in each iteration the products X X^T, to which each rank adds its columns' part, are summed.
+(replicas, pipeline stages, ZeRO's `data=owner`; nanochat's DistMuon), and nothing is sent; or it is cut along one dim
+(tensor parallelism), and in each iteration the products X X^T, to which each rank adds its columns' part, are summed.
 Bytes per rank, tensor-parallel: six all-reduces a step, one of a number a matrix, five of C^2 numbers a matrix.
 
 Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks", kellerjordan.github.io/posts/muon; the
-rate of Liu et al. 2025, "Muon is Scalable for LLM Training", section 2.2, arXiv:2502.16982.
+rate of Liu et al. 2025, "Muon is Scalable for LLM Training", section 2.2, arXiv:2502.16982. PyTorch's torchtitan takes
+cut matrices to owners and back by all-to-all (DistributedMuon, 2026, github.com/pytorch/torchtitan/pull/4060).
 """
 
 import math

@@ -12,12 +12,13 @@ from ..machine.arguments import MORE, checked
 from ..machine.patience import patiently
 from ..plan import Plan
 from .bounds import Bounds
-from .cost import Prediction, predict
+from .cost import Prediction, classes, predict, timed
 from .problem import Cluster
-from .share import check
+from .share import RankShare, check
 from .space import FEW, proposals, runs, worlds
 
 LARGE = 10  # plans that are predicted on more devices though they cannot fit: what more memory would win
+NEAR = 1.05  # times the second best plan's seconds up to which what a plan holds is asked on more devices
 LEAST = "time", "memory", "devices"
 
 
@@ -86,14 +87,20 @@ class _Search:
         self.rejected, self.known, self.large = Counter(), {}, 0
         self.found: list[PricedPlan] = []
         self.front: list[PricedPlan] = []
-        self.best: PricedPlan | None = None  # that meets the goal
+        self.met: list[PricedPlan] = []  # the two best that meet the goal
         self.fits: PricedPlan | None = None  # the fastest for which there is memory
+
+    @property
+    def best(self) -> PricedPlan | None:
+        """What meets the goal best so far."""
+        return self.met[0] if self.met else None
 
     def run(self, watch: Callable = iter) -> None:
         """Predict all that can win, the most promising first."""
         config, rows, length = self.config, self.goal.rows, self.goal.length
         bounds = Bounds(config, self.cluster, rows, length, self.goal.itemsize, self.goal.mixed)
-        for world in reversed(worlds(self.cluster.devices)):
+        # who wants few devices is answered by the first of them that suffice
+        for world in sorted(worlds(self.cluster.devices), reverse=self.goal.least != "devices"):
             if self.hopeless(Plan(dp=world), bounds.ideal(world), 0):
                 self.rejected["numbers of ranks that cannot win"] += 1
                 continue
@@ -102,16 +109,21 @@ class _Search:
             # what is good in both leaves few to a front, what is good for the goal few to a choice
             promise = lambda one: self.goal.order(one[2], *one[:2]) if self.many else one[0] * one[1]
             for seconds, size, plan in watch(sorted(every, key=promise)):
-                if why := self.hopeless(plan, seconds, size):
+                why = self.hopeless(plan, seconds, size)
+                if not why and (size <= self.limit or not self.many):
+                    size = max(size, bounds.fullest(plan))
+                    why = self.hopeless(plan, seconds, size)
+                if why:
                     self.rejected[why] += 1
                 elif runs(plan, config, rows, length, self.rejected):
-                    self.add(plan)
+                    if self.slower(plan, size):
+                        self.rejected["cannot win"] += 1
+                    else:
+                        self.add(plan)
 
     def hopeless(self, plan: Plan, seconds: float, size: float) -> str:
         """Why a plan that takes so much at least cannot win, if so: in time and memory, on many devices by the goal."""
-        below = lambda f: f.prediction.seconds <= seconds and f.prediction.memory <= size
-        fewest = self.goal.least == "devices"  # then one that is beaten may still need fewer
-        if any(below(f) and not (fewest and f.plan.world > plan.world) for f in self.front):
+        if self.beaten(seconds, size):
             return "cannot win"
         if self.many and self.best and self.goal.order(plan, seconds, size) >= self.goal.key(self.best):
             return "cannot win"
@@ -120,6 +132,20 @@ class _Search:
             return "cannot win"
         self.large += size > self.limit
         return "needs more memory by far" if self.many and size > self.limit and self.large > LARGE else ""
+
+    def beaten(self, seconds: float, size: float) -> bool:
+        """Whether one of the front is as fast and holds as little."""
+        return any(f.prediction.seconds <= seconds and f.prediction.memory <= size for f in self.front)
+
+    def slower(self, plan: Plan, size: float) -> bool:
+        """Whether a plan takes longer than is of interest: its time is known sooner than what it holds."""
+        if len(self.met) < 2:
+            return False
+        goal, second = self.goal, self.met[1]
+        share = RankShare(plan, self.config, goal.rows, goal.length, goal.itemsize, mixed=goal.mixed)
+        seconds = timed(classes(share), self.cluster, self.known)[1]
+        near = goal.order(second.plan, NEAR * second.prediction.seconds, second.prediction.memory)
+        return goal.order(plan, seconds, size) > near and (self.many or self.beaten(seconds, size))
 
     def add(self, plan: Plan) -> None:
         """Predict a plan."""
@@ -132,7 +158,7 @@ class _Search:
         if p.memory <= self.limit:
             self.fits = min(self.fits or one, one, key=lambda f: f.prediction.seconds)
             if p.seconds <= goal.seconds:
-                self.best = min(self.best or one, one, key=goal.key)
+                self.met = sorted([*self.met, one], key=goal.key)[:2]
 
 
 PLANS = partial(patiently, what="plans", falling="most cannot win and are passed over")
@@ -196,7 +222,8 @@ def _reasons(best: PricedPlan, found: list[PricedPlan], limit: float, goal: Goal
     """Why this plan: what it spends its time on, which limit it is near, and the nearest others."""
     p = best.prediction
     large = sorted(p.parts.items(), key=lambda part: -part[1])[:3]
-    said = ", ".join(f"{WORDS.get(name, name)} {part / p.seconds:.0%}" for name, part in large if part)
+    words = WORDS | ({"dp+cp": "gradients' sums and weights' gathers"} if best.plan.zero else {})
+    said = ", ".join(f"{words.get(name, name)} {part / p.seconds:.0%}" for name, part in large if part)
     reasons = [f"of its {in_seconds(p.seconds)} a step are {said}"]
     serial = next((f for f in found if f.plan == Plan()), None)
     if serial and best.plan.world > 1:
@@ -211,7 +238,8 @@ def _reasons(best: PricedPlan, found: list[PricedPlan], limit: float, goal: Goal
         one = min(faster, key=lambda f: f.prediction.memory)
         need, times = in_bytes(one.prediction.memory), one.prediction.seconds / p.seconds
         reasons.append(f"{one.plan} would take {times:.2f} of its time but needs {need} a rank")
-    others = [f for f in found if f.plan != best.plan and f.prediction.memory <= limit]
+    meets = lambda p: p.memory <= limit and p.seconds <= goal.seconds
+    others = [f for f in found if f.plan != best.plan and meets(f.prediction)]
     most = max(f.plan.world for f in found)
     if wide := [f for f in others if f.plan.world == most > best.plan.world]:
         one = min(wide, key=goal.key)

@@ -76,28 +76,27 @@ def predict(
             f"{plan} needs {plan.world} devices and the cluster has {cluster.devices}. Use a smaller plan or more "
             "devices."
         )
-    share = RankShare(plan, config, rows, length, itemsize, mixed=mixed)
-    known, shares = {} if known is None else known, classes(share)
-    # how the loss is computed changes what is held, but no time and no message
-    alike = plan if plan.loss == "whole" else replace(plan, loss="whole")
-    if alike not in known:
-        known[alike] = _timed([RankOnCluster(cluster, s) for s in shares], known)
-    parts, seconds, sent = known[alike]
+    shares = classes(RankShare(plan, config, rows, length, itemsize, mixed=mixed))
+    parts, seconds, sent = timed(shares, cluster, {} if known is None else known)
     ask = config.flops_per_token if isinstance(config, Transformer) else partial(flops_per_token, config)
     flops = ask(length) * rows * length
-    device = cluster.device.with_numbers(share.itemsize)
+    device = cluster.device.with_numbers(itemsize)
     used = flops / (seconds * plan.world * (device.peak or device.rate))
     idle = 12 * config.n_layer * config.n_embd * rows * (length**2 - causal_pairs(length, config.window))
     found = seconds, dict(parts), fullest(shares), dict(sent), flops
     return Prediction(*found, used, used * (1 - idle / flops))
 
 
-def _timed(machines: list[RankOnCluster], known: dict) -> tuple[dict, float, dict]:
-    """Seconds by part and in all; bytes by axis of the rank that sends most."""
-    parts, seconds = _step(machines, known)
-    every = (by_axis(sends(m.share)) for m in machines)
-    most = max(every, key=lambda found: sum(b for b, _ in found.values()))
-    return parts, seconds, {axis: size for axis, (size, _) in most.items()}
+def timed(shares: list[RankShare], cluster: Cluster, known: dict) -> tuple[dict, float, dict]:
+    """Seconds by part and in all; bytes by axis of the rank that sends most. `shares` are the plan's `classes`."""
+    plan = shares[0].plan  # how the loss is computed changes what is held, but no time and no message
+    alike = plan if plan.loss == "whole" else replace(plan, loss="whole")
+    if alike not in known:
+        machines = [RankOnCluster(cluster, share) for share in shares]
+        every = (by_axis(sends(share)) for share in shares)
+        most = max(every, key=lambda found: sum(b for b, _ in found.values()))
+        known[alike] = *_step(machines, known), {axis: size for axis, (size, _) in most.items()}
+    return known[alike]
 
 
 def classes(share: RankShare) -> list[RankShare]:

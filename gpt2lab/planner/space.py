@@ -6,13 +6,14 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 
 from ..machine.arguments import checked
 from ..plan import Plan
 from ..schedules.registry import NAMES
 from .problem import Cluster
-from .share import check
+from .share import check, rank_parts
 
 SCHEDULES = "1f1b", "interleaved", "zb_h1", "zb_v"
 PRUNED = {
@@ -21,9 +22,10 @@ PRUNED = {
     "tensor ranks without sequence parallelism": "beyond four ranks sp=true holds less for about the same bytes",
     "ZeRO-2 or 3 beside a pipeline": "they gather or sum the weights again for every micro-batch",
     "other groups of HSDP": "ZeRO-2 and 3 share among all replicas or among those of a machine",
+    "stages without a layer": "they would have the embedding or the head alone, and all others wait for them",
     "short sequences cut over ranks": "beyond four ranks context parallelism is for 4,096 tokens or more, 1,024 a rank",
     "other schedules": f"tried are {', '.join(SCHEDULES)}; the others hold more, or the model twice",
-    "cannot win": "its operations alone take longer, or its weights and activations more bytes, than what was found",
+    "cannot win": "it takes longer, or its weights and activations alone more bytes, than what was found",
     "numbers of ranks that cannot win": "too few for the operations, all of them working all the time",
     "needs more memory by far": "weights, gradients and activations alone; the first such plans are predicted",
 }
@@ -74,6 +76,8 @@ def proposals(
         mesh = Plan(pp=pp, dp=dp, cp=cp, tp=tp)
         if many and 1 < node < tp:
             rejected["tensor ranks on two nodes"] += 1
+        elif many and pp > config.n_layer:
+            rejected["stages without a layer"] += 1
         elif many and cp > 1 and length < max(4096, 1024 * cp):
             rejected["short sequences cut over ranks"] += 1
         elif runs(mesh, config, rows, length, rejected):
@@ -83,11 +87,22 @@ def proposals(
 def runs(plan: Plan, config, rows: int, length: int, rejected: Counter) -> bool:
     """Whether a plan can run the model; else it is counted as refused."""
     try:
+        if _idle(plan.pp, plan.schedule, plan.chunks, config):
+            raise ValueError
         check(plan, config, rows, length)
     except ValueError:
         rejected["refused"] += 1
         return False
     return True
+
+
+@lru_cache(maxsize=1024)
+def _idle(pp: int, schedule: str, chunks: int, config) -> bool:
+    """Whether a rank would hold nothing: `Plan.check` would try all other numbers of stages to name those that run."""
+    if pp > config.n_layer + 2:
+        return True
+    held = (rank_parts(Plan(pp=pp, schedule=schedule, chunks=chunks), config, rank) for rank in range(pp))
+    return not all(part.first or part.last or part.blocks for part in held)
 
 
 def _options(mesh: Plan, rows: int, many: bool, node: int, rejected: Counter):

@@ -129,7 +129,8 @@ def curves(losses: dict[tuple, list[list[float]]], times: dict[str, float], ever
         style = ":" if "warm-up" in look["label"] else "--" if scheme == "ampnet" else "-"
         for ax, unit in zip(column, (1, times[scheme]), strict=True):
             x = [unit * every * (i + 1) for i in range(len(seeds[0]))]
-            band(ax, x, seeds, linewidth=1.4, linestyle=style, **look)
+            wide = 3.2 if scheme == "pipedream" else 1.4  # AMPNet lies on it
+            band(ax, x, seeds, linewidth=wide, linestyle=style, **look)
 
     labels = {"xlabel": "batches"}, {"xlabel": "simulated time", "title": ""}
     return _by_rate(losses, times, draw, figure_height=4.4, labels=labels, ylabel="loss")
@@ -140,7 +141,8 @@ def tradeoff(losses: dict[tuple, list[list[float]]], times: dict[str, float]) ->
 
     def draw(column, seeds, scheme, look):
         ends, mark = [sum(values[-3:]) / 3 for values in seeds], "v" if "warm-up" in look["label"] else "o"
-        column[0].plot([1 / times[scheme]] * len(ends), ends, mark, alpha=0.6, **look)
+        fill = "none" if mark == "v" else "full"
+        column[0].plot([1 / times[scheme]] * len(ends), ends, mark, alpha=0.6, fillstyle=fill, **look)
 
     labels = [{"xlabel": "busy", "xlim": (0.5, 1.05)}]
     return _by_rate(

@@ -18,7 +18,8 @@ def sweep_figure(rows, models=()) -> Figure:
     of what, ranks, bytes, seconds, bus. models: dicts of what, ranks, predicted (seconds by bytes), predicted
     over measured.
     """
-    fig, (left, middle, right) = figure(12.5, 4, cols=3)
+    fig, ((left, middle), (right, free)) = figure(8, 6.4, 2, 2)
+    free.remove()
     names = list(dict.fromkeys(row["what"] for row in rows))
     counts = sorted({row["ranks"] for row in rows})
     fits = {(m["what"], m["ranks"]): m for m in models}
@@ -36,7 +37,7 @@ def sweep_figure(rows, models=()) -> Figure:
             fitted = [1e3 * t for t in fit["predicted"].values()]
             left.plot(list(fit["predicted"]), fitted, "--", color=look["color"], lw=0.8)
             middle.plot(sizes, [r["bus"] / 1e9 for r in mine], **look)
-            right.plot(list(unseen), list(unseen.values()), **look)
+            right.plot(list(unseen), list(unseen.values()), markerfacecolor="white", **look)
     left.set(yscale="log", title="time in ms (measured; dashed: fitted)")
     middle.set(yscale="log", title="bus bandwidth in GB/s (measured)")
     wrong = [max(v, 1 / v) for m in models for v in m["predicted over measured"].values()]
@@ -47,18 +48,18 @@ def sweep_figure(rows, models=()) -> Figure:
     right.axhline(1, color="black", lw=0.8)
     for ax in (left, middle, right):
         ax.set(xscale="log", xlabel="bytes")
-    left.legend(fontsize=8)
+    fig.legend(*left.get_legend_handles_labels(), loc="center", bbox_to_anchor=(0.78, 0.25), title=" ")
     return fig
 
 
 def compared_by_formula(ranks: int = 64, latency_us: float = 5, gigabytes_per_s: float = 25) -> Figure:
-    """Alpha-beta times of all-reduces over size; dotted is where the ring overtakes the tree."""
+    """Alpha-beta times of all-reduces over size; at the vertical line the ring overtakes the tree."""
     link = links.Link(latency_us * 1e-6, gigabytes_per_s * 1e9)
     fig, ax = figure(8, 3.4)
     sizes = [2.0**k for k in range(10, 31)]
     times = {name: [links.all_reduce_time(name, ranks, s, link) for s in sizes] for name in links.ALL_REDUCE}
     lines(ax, sizes, times, map(variant, count()), scale=1e3)
-    ax.axvline(links.crossing(ranks, link), color="black", ls=":", lw=1)
+    ax.axvline(links.crossing(ranks, link), color="#777777", ls="-.", lw=1.2)
     ax.set(xscale="log", yscale="log", xlabel="bytes", ylabel="ms", title=f"all-reduce on {ranks} ranks")
     ax.minorticks_off()  # thrice as fast to draw
     ax.legend(fontsize=8, ncols=2)

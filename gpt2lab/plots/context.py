@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from ..parallel.context import costs
 from ..parallel.context.layouts import LAYOUTS, TokenLayout, layout
 from .forms import cell, heat, legend_above, name_columns, name_rows, patches, stacked, text_at
-from .style import COLORS, THINGS, figure, rank_color
+from .style import COLORS, HELD, figure, paler, rank_color
 
 KERNELS = ("forward", "dQ", "dK,dV by key", "MLP")
 
@@ -79,24 +79,25 @@ def layer_stack(table: TokenLayout) -> Figure:
     ax.set(xlim=(-3.2, table.tokens), ylim=(-0.6, len(parts) - 0.4), xlabel="position in the sequence")
     ax.set(xticks=np.arange(0, table.tokens, 4), yticks=[])
     ax.grid(visible=False)
+    arrows = {"keys and values, forward": "forward", "their gradients, backward": "backward"}
+    legend_above(ax, 2, handles=patches({what: COLORS[kind] for what, kind in arrows.items()}))
     return fig
 
 
 def kernels(runs: dict) -> Figure:
-    """Milliseconds of each kernel on each rank, a panel each; `runs` has spans by layout."""
+    """Milliseconds of each kernel on each rank, a dot a layer, a panel each; `runs` has spans by layout."""
     fig, axes = figure(9, 3, cols=3)
     for ax, kernel in zip(axes, ("attention", "MLP", "dQ, dK, dV"), strict=True):
         for place, spans in enumerate(runs.values()):
             for r in (0, 1):
                 took = [1e3 * (s.end - s.start) for s in spans if s.rank == r and s.name == kernel]
-                box = ax.boxplot(took, positions=[place + 0.4 * r - 0.2], widths=0.3, patch_artist=True)
-                box["boxes"][0].set_facecolor(rank_color(r))
-                box["medians"][0].set_color("white")
+                x = place + 0.4 * r - 0.2
+                ax.plot(np.linspace(x - 0.1, x + 0.1, len(took)), took, "o", color=rank_color(r), ms=5)
         ax.set_xticks(range(len(runs)), list(runs), fontsize=8)
         ax.set(title=kernel, ylim=(0, None), xlim=(-0.6, len(runs) - 0.4))
     axes[0].set_ylabel("milliseconds")
     keys = patches({f"rank {r}": rank_color(r) for r in (0, 1)})
-    axes[1].legend(handles=keys, fontsize=8, loc="lower center")  # the MLP's boxes are far from zero
+    axes[1].legend(handles=keys, fontsize=8, loc="lower center")  # the MLP's dots are far from zero
     return fig
 
 
@@ -122,7 +123,7 @@ def busiest_over_mean(tokens: int, ranks: int) -> Figure:
     fig, ax = figure(8, 2.6)
     look = {"cmap": "YlOrRd", "vmin": 1, "vmax": 3, "aspect": "auto"}
     heat(ax, values, "{:.2f}", "busiest / mean", white=lambda value: value > 2.2, **look)
-    name_columns(ax, kernels)
+    name_columns(ax, [k.replace(" ", "\n", 1) for k in kernels])
     ax.set_yticks(range(len(tables)), list(LAYOUTS))
     return fig
 
@@ -161,7 +162,8 @@ def memory(config, rows: int, tokens: int) -> Figure:
         one = {kind: 4e-6 * sum(found[name] for name in names) for kind, names in kinds.items()}
         held[f"{n} rank{'s' * (n > 1)}"] = one | {"all other": 4e-6 * sum(found.values()) - sum(one.values())}
     fig, ax = figure(8, 2.6)
-    stacked(ax, held, dict(zip((*kinds, "all other"), THINGS[1:], strict=True)))
+    shades = (paler(HELD["activations"], 0.8 * share / 3) for share in range(4))
+    stacked(ax, held, dict(zip((*kinds, "all other"), shades, strict=True)))
     ax.grid(visible=True, axis="y")
     ax.set_xlabel("megabytes")
     ax.legend(fontsize=8, ncols=4, loc="lower right")

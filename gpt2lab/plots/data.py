@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from .forms import band, cell, name_rows, patches, stacked, text_at
-from .style import COLORS, HELD, HUES, SERIAL, THINGS, figure, rank_color
+from .style import COLORS, HELD, HUES, SERIAL, THINGS, figure, rank_color, variant
 
 LOST = "#D00000"  # rows that no rank has
 PHASES = {
@@ -114,10 +114,10 @@ def busiest(
     """Bytes sent by the busiest rank, in units of the gradients' size, against the number of ranks."""
     fig, ax = figure(8, 2.9)
     for i, (name, values) in enumerate(formulas.items()):
-        ax.plot(ranks, values, ("-", "-", "--")[i % 3], lw=2.5, color=THINGS[2 + i], label=name)
+        ax.plot(ranks, values, ("-", "-", "--")[i % 3], lw=2.5, color=variant(i)["color"], label=name)
         if name in counted:
             look = {"ms": 7 + 5 * i, "mfc": "none", "mew": 2}  # none hides another
-            ax.plot(*counted[name], "o", color=THINGS[2 + i], **look)
+            ax.plot(*counted[name], "o", color=variant(i)["color"], **look)
     ax.set(xlabel="ranks", ylabel="sent / size of the model", xticks=ranks)
     ax.legend()
     return fig
@@ -161,8 +161,10 @@ def phases(ways: dict[str, dict[str, float]], published: dict[str, float], title
     for ax, bars, title in zip(axes, (ways, {"": published}), titles, strict=True):
         stacked(ax, bars, PHASES, 0.6, ec="white", inside=0.08)
         ax.set(title=title, xlabel="ms")
+        ax.tick_params(axis="y", length=0)
         ax.set_ylim(len(ways) - 0.5 if len(bars) > 1 else 1.5, -0.5 if len(bars) > 1 else -1.5)
-    fig.legend(handles=patches(PHASES), loc="outside lower center", ncols=len(PHASES), fontsize=9)
+    named = patches({part: color for part, color in PHASES.items() if part != "rest"})  # too thin to be seen
+    fig.legend(handles=named, loc="outside lower center", ncols=len(named), fontsize=9)
     return fig
 
 
@@ -172,8 +174,8 @@ def thresholds(least: dict[str, float]) -> Figure:
     fig, ax = figure(8, 3.0)
     x = np.logspace(0, 6, 50)
     for i, (name, tokens) in enumerate(least.items()):
-        ax.plot(x, tokens / x, color=THINGS[2 + i], lw=2.5, label=name)
-        ax.plot(tokens, 1, "o", color=THINGS[2 + i])
+        ax.plot(x, tokens / x, color=variant(i)["color"], lw=2.5, label=name)
+        ax.plot(tokens, 1, "o", color=variant(i)["color"])
         ax.annotate(f"{tokens:,.0f}", (tokens, 1), (3, 5), textcoords="offset points", fontsize=9)
     ax.axhline(1, color="black", lw=1, ls="--")
     ax.set(xscale="log", yscale="log", xlim=(1, 1e6), ylim=(0.02, 50), xlabel="tokens of a rank")

@@ -71,24 +71,27 @@ def by_letter(experts: Mapping[str, np.ndarray], letters):
         ax.grid(visible=False)
     name_columns(axes[-1], [names.get(one, chr(one)) for one in common])
     axes[-1].set_xlabel("letter, the commonest first")
-    fig.colorbar(image, ax=axes, label="share of the letter's choices", fraction=0.03)
+    fig.colorbar(image, ax=axes, label="share of the letter's first choices", fraction=0.03)
     return fig
 
 
 def loads(histories: Mapping[str, np.ndarray]):
-    """Each expert's share of the choices, a running mean over MEAN_OF steps, one panel a way to balance.
+    """Each expert's share of the choices on top of the others', a running mean, one panel a way to balance.
 
-    The even share is dashed.
+    Dashed lines are where the borders are when all shares are even.
     """
     fig, axes = figure(9, 2.8, 1, len(histories), sharey=True, squeeze=False)
     for ax, (name, shares) in zip(axes[0], histories.items(), strict=True):
-        for e, line in enumerate(shares.T):
-            ax.plot(*_running_mean(line), color=HUES[e % 8], lw=1.2, label=f"E{e}")
-        even = ax.axhline(1 / shares.shape[1], color=THINGS[1], ls="--", lw=1)
-        ax.set(title=name, xlabel="step", ylim=(0, None))
+        steps, means = zip(*map(_running_mean, shares.T), strict=True)
+        labels = [f"E{e}" for e in range(len(means))]
+        ax.stackplot(steps[0], means, colors=HUES, labels=labels, edgecolor="white", lw=0.3)
+        for border in np.arange(1, len(means)) / len(means):
+            even = ax.axhline(border, color="black", ls="--", lw=0.6)
+        ax.set(title=name, xlabel="step", ylim=(0, 1), xlim=(steps[0][0], steps[0][-1]))
+        ax.grid(visible=False)
     axes[0][0].set_ylabel("share of all choices")
-    even.set_label("even share")
-    fig.legend(handles=[*axes[0][-1].lines], loc="outside right center", fontsize=8)
+    even.set_label("even shares")
+    fig.legend(handles=[*axes[0][-1].collections[::-1], even], loc="outside right center", fontsize=8)
     return fig
 
 

@@ -62,7 +62,7 @@ def patches(looks: dict) -> list[Patch]:
 
 def kinds_of_work(kinds) -> list[Patch]:
     """What a legend shows for these kinds of work, in this order."""
-    return patches({kind: COLORS[kind] for kind in kinds})
+    return patches({"weight gradient" if kind == "weight" else kind: COLORS[kind] for kind in kinds})
 
 
 # ---- lines and points

@@ -62,11 +62,12 @@ def normalised(gradients, updates: dict[str, object], rate: float) -> Figure:
     """The size of each weight's update against that of its gradient: name of the optimizer -> updates."""
     fig, ax = figure(8, 2.8)
     for i, (name, values) in enumerate(updates.items()):
-        ax.scatter(gradients, values, s=4, color=THINGS[-1 - i], alpha=0.5, lw=0, label=name)
-    ax.axhline(rate, color=SERIAL, lw=1, ls="--")
-    ax.text(min(gradients), rate * 1.3, "learning rate", fontsize=8)
+        ax.scatter(gradients, values, s=12, color=THINGS[-1 - i], alpha=0.5, lw=0, label=name)
+    ax.axhline(rate, color=SERIAL, lw=1, ls="--", zorder=0)
+    ax.text(min(gradients), rate * 2, "learning rate", fontsize=8)
     ax.set(xscale="log", yscale="log", xlabel="size of the gradient", ylabel="size of the update")
-    ax.legend(markerscale=4)
+    ax.set(ylim=(None, 30 * rate))
+    ax.legend(markerscale=3)
     return fig
 
 

@@ -124,7 +124,7 @@ def bugs(runs: dict[str, list[float]], errors: dict[str, dict[str, float]]) -> F
         losses.plot(run, lw=1.4, **variant(i))
     losses.set(xlabel="step", ylabel="loss (nats a character)", title="what you would look at")
     losses.legend()
-    kinds, colors = list(next(iter(errors.values()))), (SERIAL, THINGS[4], THINGS[3], THINGS[1])
+    kinds, colors = list(next(iter(errors.values()))), (SERIAL, THINGS[1])
     wrong.axvspan(1e-19, 1e-10, color=THINGS[2], alpha=0.35, lw=0)
     for at, words in ((1e-13, "equal"), (1e-5, "wrong")):
         wrong.text(at, -0.35, words, ha="center", va="top", color=THINGS[0])
@@ -133,7 +133,7 @@ def bugs(runs: dict[str, list[float]], errors: dict[str, dict[str, float]]) -> F
             value = max(found[kind], 1e-16)
             label = kind if row == 0 else None
             y = row + 0.2 * (i - (len(kinds) - 1) / 2)  # side by side where they are equal
-            wrong.scatter(value, y, s=40, marker=marker, color=colors[i % 4], label=label, zorder=3)
+            wrong.scatter(value, y, s=40, marker=marker, color=colors[i % 2], label=label, zorder=3)
         line = {"transform": wrong.get_yaxis_transform(), "lw": 2} | variant(row)  # the key of the left panel
         wrong.plot((0.01, 0.08), (row, row), **line)
     wrong.set_yticks(range(len(errors)), list(errors), fontsize=9)

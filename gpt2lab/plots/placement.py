@@ -164,7 +164,7 @@ def three_steps(times: Sequence[float], bounds: Sequence[int], where: Sequence[i
         text_at(one, (a + b - 1) / 2, -0.05e3 * max(times), stage, fontsize=9)
         if b < len(times):
             one.axvline(b - 0.5, color=SERIAL, linewidth=1)
-    one.set_xlabel("layers of each stage", labelpad=12)
+    one.set_xlabel("layers of each stage", labelpad=18)
     one.set(title="1. partition", ylabel="ms a layer", xticks=[])
     for stage, device in enumerate(where):
         x, y = device // 2, 1 - device % 2

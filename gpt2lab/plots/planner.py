@@ -55,10 +55,12 @@ def _feasible(ax, choice, limit: float) -> None:
     edge = [*sizes[::-1], right], [*times[::-1], times[0]]
     ax.fill_between(*edge, top, step="post", alpha=0.25, color=THINGS[4])
     ax.plot(sizes, times, "o", ms=4, color=THINGS[4])
-    if limit / 1e9 < right:
+    beyond = limit / 1e9 < right
+    if beyond:
         ax.axvspan(limit / 1e9, right, color=THINGS[1], alpha=0.45)
     ax.plot(choice.prediction.memory / 1e9, 1e3 * choice.prediction.seconds, "*", ms=14, color=SERIAL)
-    ax.set(xlabel="GB a device; grey: more than it has", ylabel="ms a step", xlim=(0, right))
+    words = "GB a device" + "; grey: more than it has" * beyond
+    ax.set(xlabel=words, ylabel="ms a step", xlim=(0, right))
     plain_log(ax.yaxis)
     ax.tick_params(axis="y", labelsize=8)
     ax.set(ylim=(0.7 * min(times), top), title="feasible; dots: no plan beats them")

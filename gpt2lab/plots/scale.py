@@ -10,6 +10,9 @@ from .forms import chart, numbers, stacked
 from .style import COLORS, HUES, SERIAL, THINGS, figure, variant
 
 MARKS = "os^Dvp"
+FAMILIES = ("dp", "ZeRO-1", "ZeRO-3", "cp x dp", "tp x dp", "tp x pp x dp", "HSDP", "ep=8 x dp", "ep=64 x dp")
+LOOKS = dict(zip(FAMILIES, zip((*HUES[:7], *THINGS[1:3]), "os^DvpXPd", strict=True), strict=True))
+"""Colour and mark of each family of plans, the same in all figures of scaling."""
 ABOVE = {"loc": "outside upper right", "ncols": 3, "fontsize": 9}
 
 
@@ -52,8 +55,9 @@ def scaling(
     """`curves[family][n]` is a value and whether the plan fits into memory (filled) or not (hollow, dotted)."""
     worlds = sorted({n for curve in curves.values() for n in curve})
     fig, ax = figure(8, 3.4)
-    for color, mark, (name, curve) in zip(HUES, MARKS, curves.items(), strict=False):
-        fit, look = [n for n in sorted(curve) if curve[n][1]], {"color": color, "marker": mark, "ms": 6}
+    for name, curve in curves.items():
+        fit = [n for n in sorted(curve) if curve[n][1]]
+        look = {"color": LOOKS[name][0], "marker": LOOKS[name][1], "ms": 6}
         ax.plot(sorted(curve), [curve[n][0] for n in sorted(curve)], ":", lw=1, mfc="white", **look)
         ax.plot(fit, [curve[n][0] for n in fit], lw=2, label=name, **look)
     if ideal:

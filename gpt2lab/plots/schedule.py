@@ -106,7 +106,7 @@ def _legend(ax, timeline, memory, live) -> None:
     if chunks > 1:
         words = "the paler, the later the chunk"
         if chunks == 2:
-            words = "pale: second copy" if plan.copies == 2 else "pale: second stage"
+            words = "pale: second copy" if plan.copies == 2 else "pale: second chunk"
         keys.append((Patch(facecolor="white", edgecolor="gray"), words))
     if live:
         keys.append((Patch(color=COLORS["other"]), "seen on live ranks"))

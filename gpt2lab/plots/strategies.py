@@ -43,8 +43,8 @@ EDGES = {"width": np.array([1.0, 0.0]), "layers": np.array([0.0, 1.0]), "data": 
 
 def strategies():
     """One cube a strategy, each slab in the colour of the rank that computes it, over bars of what ranks hold."""
-    fig, axes = figure(11, 2.6, 1, len(STRATEGIES))
-    for ax, cut in zip(axes, STRATEGIES, strict=True):
+    fig, axes = figure(8, 5.2, 2, len(STRATEGIES) // 2)
+    for ax, cut in zip(axes.flat, STRATEGIES, strict=True):
         ax.set_aspect("equal")
         ax.set_axis_off()
         ax.set(xlim=(-0.28, 1.5), ylim=(-0.95, 1.68))

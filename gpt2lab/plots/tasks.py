@@ -54,7 +54,7 @@ def at_work(spans) -> list:
 
 
 def graph(task_graph, levels, path=(), title: str = "") -> Figure:
-    """Tasks as dots, each right of all that it waits for; edges as lines, those of a critical path thick."""
+    """Tasks as dots, each right of all that it waits for; edges as arrows, those of a critical path thick."""
     deepest = max(levels)
     column = [round(deepest - level) for level in levels]
     rows, place = {}, {}
@@ -63,23 +63,25 @@ def graph(task_graph, levels, path=(), title: str = "") -> Figure:
         place[task.number] = (x, rows.setdefault(x, 0))
         rows[x] += 1
     height = max(rows.values())
-    fig, ax = figure(9, 1.2 + 0.9 * height)
+    fig, ax = figure(9, 0.9 + 0.6 * height)
     centered = {n: (x, y - (rows[x] - 1) / 2) for n, (x, y) in place.items()}
-    numbers = [task.number for task in path]
+    numbers, slant = [task.number for task in path], 35 * (deepest > 5)  # degrees
     thick = set(zip(numbers, numbers[1:], strict=False))
     for u, v in task_graph.edges():
-        (x0, y0), (x1, y1) = centered[u], centered[v]
         color, width = ("black", 2) if (u, v) in thick else ("#AAAAAA", 0.8)
-        ax.plot([x0, x1], [y0, y1], color=color, linewidth=width, zorder=1)
+        arrow = {"arrowstyle": "-|>", "color": color, "lw": width, "shrinkA": 5, "shrinkB": 6}
+        ax.annotate("", centered[v], centered[u], arrowprops=arrow, zorder=1)
     for task in task_graph.tasks:
         x, y = centered[task.number]
         edge = "black" if task.number in numbers else "white"
         ax.scatter(x, y, s=110, color=COLORS[task.kind], edgecolor=edge, zorder=2)
-        turned = {"rotation": 35, "rotation_mode": "anchor", "fontsize": 8, "bbox": PLATE}
-        ax.annotate(task.name, (x, y), (0, 6), textcoords="offset points", **turned)
+        side = -1 if y < 0 else 1  # names of the lower rows stand below, away from the arrows
+        turned = {"rotation": slant * side, "rotation_mode": "anchor", "ha": "left" if slant else "center"}
+        at = {"textcoords": "offset points", "va": "center", "fontsize": 8, "bbox": PLATE}
+        ax.annotate(task.name, (x, y), (0, 12 * side), **at, **turned)
     ax.set_axis_off()
-    ax.margins(0.06, 0.45)
-    ax.set_title(title)
+    ax.margins(0.06, 0.75)
+    ax.set_title(title, pad=32 if slant else 6)
     return fig
 
 
@@ -90,7 +92,8 @@ def grain(series: dict[str, list]) -> Figure:
     for column, (ax, label) in enumerate(zip(axes, labels, strict=True), 1):
         for number, (name, sizes) in enumerate(series.items()):
             blocks, values = zip(*((row[0], row[column]) for row in sizes), strict=True)
-            ax.plot(blocks, values, "o-", color=THINGS[4 - number], label=name)
+            look = {"lw": 4 - 2.5 * number, "ms": 9 - 4 * number}  # thinner on top, where lines are equal
+            ax.plot(blocks, values, "o-", color=THINGS[4 - number], label=name, **look)
         ax.set(ylim=(0, None), title=label)
         ax.set_xscale("log", base=2)
     axes[1].set_xlabel("tokens in a block")

@@ -47,7 +47,8 @@ def cut_product(ax, matrices, names, ranks: int) -> None:
 
 
 STEPS = ("ln", "f", "qkv", "heads", "proj", "g", "+", "ln", "f", "up", "gelu", "down", "g", "+")
-CUT = {"qkv", "heads", "proj", "up", "gelu", "down"}
+CUT = {"qkv", "heads", "up", "gelu"}
+PARTIAL = {"proj", "down"}
 SHAPES = {
     "qkv": "B T 3C/{n}",
     "heads": "B H/{n} T D",
@@ -84,6 +85,11 @@ def _step(ax, i, name, sp, ranks):
     if name in WORDS:
         shape, look = WORDS[name][sp], {"fontsize": 8}
         rectangle(ax, i + 0.35, 0, 0.3, 1, COLORS["comm"])
+    elif name in PARTIAL:  # of whole size on each rank, one before the other
+        for r in reversed(range(ranks)):
+            shift, size = 0.2 * r / ranks, 0.2 * (ranks - 1) / ranks
+            place = i + 0.05 + shift, shift, 0.9 - size, 1 - size
+            rectangle(ax, *place, rank_color(r), hatch="//")
     elif name in CUT:  # along features or heads: side by side
         for r in range(ranks):
             rectangle(ax, i + r / ranks * 0.9 + 0.05, 0, 0.9 / ranks, 1, rank_color(r))

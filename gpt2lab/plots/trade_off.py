@@ -8,12 +8,14 @@ from .forms import legend_above, name_rows, stacked
 from .style import HUES, SERIAL, THINGS, figure
 
 MARKS = "os^v"
+FAMILIES = dict(zip(("data", "tensor", "pipeline", "ZeRO", "context"), HUES, strict=False))
+"""Colour of each family; data, tensor and pipeline have that of their axis in `mesh.AXES`."""
 
 
 def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, mark: int = 0, frame=None) -> Figure:
     """Left a line for each strategy over growing numbers of ranks, the last one largest; right messages and repeats.
 
-    A family has a colour, a strategy of it a marker, which stands again at the foot of its bar on the right.
+    A family has a colour, a strategy of it a marker, on the right too.
     `lines[strategy]` are (ranks, point) with `held`, `sent`, `messages`, `flops`; `serial` is the point of one rank;
     points of `mark` ranks are larger. `frame` are the ends of both axes, for maps to compare.
     """
@@ -23,9 +25,8 @@ def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, mark: int 
     place = {"va": "bottom", "fontsize": 8, "transform": ax.get_yaxis_transform()}
     ax.text(0.01, serial.held / unit, "one rank alone", **place)
     families = [re.split(r"\W", name)[0] for name in lines]
-    hues = dict(zip(dict.fromkeys(families), HUES, strict=False))
     for i, (family, line) in enumerate(zip(families, lines.values(), strict=True)):
-        color, x = hues[family], [p.sent / unit for _, p in line]
+        color, x = FAMILIES[family], [p.sent / unit for _, p in line]
         marker = MARKS[families[:i].count(family)]
         y = [p.held / unit for _, p in line]
         ax.plot(x, y, color=color, lw=1, alpha=0.7)
@@ -33,17 +34,18 @@ def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, mark: int 
         ax.scatter(x, y, s=sizes, marker=marker, color=color, zorder=3, label=family * (marker == MARKS[0]))
         ranks, last = next(((n, p) for n, p in line if n == mark), line[-1])
         twice = f"   +{100 * (last.flops - 1):.0f} % operations" if last.flops > 1.001 else ""
-        right.barh(i, last.messages, color=color)
-        right.plot(1.7, i, marker, color="white", ms=7)  # the key of the left panel
-        right.text(last.messages, i, f" {last.messages:,}{twice}", va="center", fontsize=8)
+        # no bar: a log axis has no zero for it to begin at
+        right.plot(last.messages, i, marker, color=color, ms=9)
+        right.text(1.4 * last.messages, i, f" {last.messages:,}{twice}", va="center", fontsize=8)
     ax.set(xscale="log", yscale="log", ylabel=f"{name} held by a rank")
     ax.set_xlabel(f"{name} sent by a rank in a step")
-    legend_above(ax, len(hues), scatterpoints=1)
+    legend_above(ax, len(FAMILIES), scatterpoints=1)
     if frame:
         ax.set(xlim=frame[0], ylim=frame[1])
     name_rows(right, lines, fontsize=9)
     right.set(xscale="log", xlabel=f"messages of a rank in a step, {ranks} ranks")
-    right.set_xlim(1, max(p.messages for line in lines.values() for _, p in line) * 40)
+    counts = [p.messages for line in lines.values() for _, p in line]
+    right.set_xlim(min(counts) / 2, max(counts) * 60)
     ax.minorticks_off(), right.minorticks_off()
     return fig
 
@@ -52,7 +54,7 @@ def envelopes(shapes, chosen) -> Figure:
     """Bars of what each shape of the mesh costs besides computing, by kind; the chosen (pp, dp, tp) is in bold."""
     fig, ax = figure(9, 0.8 + 0.34 * len(shapes))
     names = "gradients not hidden", "tensor sums", "bubble", "launches"
-    kinds = dict(zip(names, (*THINGS[:1:-1], THINGS[0]), strict=True))
+    kinds = dict(zip(names, (THINGS[4], THINGS[3], THINGS[0], THINGS[2]), strict=True))
     percent = {}
     for s in shapes:
         parts = (s.exposed, s.tensor, s.bubble, s.launches)

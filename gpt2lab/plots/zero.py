@@ -26,7 +26,7 @@ def bars(
         on_ranks = [live[name] / UNITS[unit] for name in stages]
         ax.plot(on_ranks, range(len(stages)), "ko", ms=7, mfc="none", label="on a live rank")
     longest = max(sum(parts.values()) for parts in held.values())
-    ax.set(xlabel=f"{unit} {where}", xlim=(0, 1.15 * longest))
+    ax.set(xlabel=f"{unit} {where}", xlim=(0, 1.3 * longest))
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))  # bars may be equally long
     return fig
 
@@ -163,7 +163,7 @@ def alive(curves: dict[str, list[int]], replicas: float) -> Figure:
     """Weights that are alive over the operations of a step, in units of a layer, and those of replicas."""
     fig, ax = figure(8, 2.6)
     ax.axhline(replicas, color=THINGS[0], lw=1.5, label="replicas")
-    looks = [{"color": THINGS[i], "ls": ls} for i, ls in ((4, "-"), (3, "--"))]
+    looks = [{"color": THINGS[i], "ls": ls} for i, ls in ((3, "-"), (4, "--"))]
     forms.lines(ax, None, curves, looks, lw=1.6, drawstyle="steps-post")
     highest = max(replicas, *map(max, curves.values()))
     ax.set(xlabel="operations of a step", ylabel="layers", ylim=(0, 1.35 * highest))

@@ -56,6 +56,17 @@ def context():
     return chosen
 
 
+def _forget() -> None:
+    """After a fork the parent's process server is none of this process's, whose first ranks start another."""
+    from multiprocessing import forkserver
+
+    forkserver.ensure_running.__self__.__init__()  # the one object of multiprocessing that knows the server
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forget)
+
+
 def loaded() -> list[str]:
     """The names of all modules of this package that this process has imported."""
     return [name for name in list(sys.modules) if name.split(".")[0] == __name__.split(".")[0]]

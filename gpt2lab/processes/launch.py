@@ -6,6 +6,7 @@ import linecache
 import pickle
 import time
 import weakref
+from itertools import chain, zip_longest
 from numbers import Integral, Real
 
 from .. import transport
@@ -15,6 +16,7 @@ from .rank_process import kept
 
 __all__ = ["RankFailed", "Ranks", "kept", "launch"]
 BACKENDS = (transport.NAME, "gloo", "nccl")
+WIDTH = 110  # characters of all columns, as a notebook shows them
 LONGEST = 1_000_000  # seconds: more than eleven days
 
 
@@ -24,9 +26,10 @@ def launch(
     """Call `fn(rank, world_size, *args, **kwargs)` on new ranks and return the list of their results.
 
     The ranks share a process group that is ready for use. Functions, lambdas and classes of a notebook cell work: they
-    are sent by value. What ranks print is shown rank by rank at the end (`echo="grouped"`), at once (`echo="live"`) or
-    not at all (`echo=False`). A rank that raises, dies, or makes no progress (no line printed, no communication) for
-    `timeout` seconds ends the run with RankFailed, and no process is left behind.
+    are sent by value. What ranks print is shown rank by rank at the end (`echo="grouped"`), a column for each where
+    it is narrow (`echo="columns"`), at once (`echo="live"`) or not at all (`echo=False`). A rank that raises, dies, or
+    makes no progress (no line printed, no communication) for `timeout` seconds ends the run with RankFailed, and no
+    process is left behind.
 
     `backend` is what carries the bytes: "shm" (memory that the ranks share, the default where the system has it),
     "gloo" (sockets, everywhere) or "nccl" (a GPU for each rank; gloo carries what is on the CPU).
@@ -50,8 +53,8 @@ class Ranks:
             raise ValueError(
                 f"timeout={timeout!r}: the seconds without progress must be more than 0 and at most {LONGEST:,}."
             )
-        if echo not in ("grouped", "live", False):
-            raise ValueError(f"echo={echo!r}: use 'grouped', 'live' or False.")
+        if echo not in ("grouped", "columns", "live", False):
+            raise ValueError(f"echo={echo!r}: use 'grouped', 'columns', 'live' or False.")
         backend = backend or transport.default()
         if backend not in BACKENDS or (backend == transport.NAME and not transport.AVAILABLE):
             raise ValueError(f"backend={backend!r}: use one of {', '.join(BACKENDS)} that this system has.")
@@ -85,10 +88,8 @@ class Ranks:
             self.close()
             raise
         finally:
-            if self.echo == "grouped":
-                for rank in lines:
-                    for line in lines[rank]:
-                        print(f"[rank {rank}] {line}")
+            if self.echo in ("grouped", "columns"):
+                _print(lines, self.echo == "columns")
 
     def _living_pool(self):
         from .pool import Pool
@@ -121,6 +122,19 @@ class Ranks:
 
     def __exit__(self, *_) -> None:
         self.close()
+
+
+def _print(lines: dict[int, list[str]], columns: bool) -> None:
+    """Show what each rank has printed; in columns, if they are narrow and hold nothing that moves the cursor."""
+    said = [[f"rank {rank}", *map(str.expandtabs, of)] for rank, of in lines.items() if of]
+    widths = [max(map(len, column)) for column in said]
+    if columns and sum(widths) + 3 * len(widths) <= WIDTH and all(map(str.isprintable, chain(*said))):
+        for row in zip_longest(*said, fillvalue=""):
+            print("   ".join(map(str.ljust, row, widths)).rstrip())
+    else:
+        for rank, of in lines.items():
+            for line in of:
+                print(f"[rank {rank}] {line}")
 
 
 def _pack(fn, args: tuple, kwargs: dict) -> bytes:

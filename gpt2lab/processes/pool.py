@@ -14,6 +14,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from ..machine.words import CROWDED
 from . import forkserver
 from .failure import own_frame, with_source
 from .orphans import FOLDER_PREFIX, STACK, end_children, end_descendants, process_state
@@ -252,8 +253,8 @@ def _room(folder: Path):
     """Turn the error of a full disk, or of a process server that may not fork, into one sentence with the way out."""
     try:
         yield
-    except EOFError:
-        raise OSError("No more processes are allowed for ranks. Allow them: ulimit -u 4096.") from None
+    except (EOFError, BlockingIOError):
+        raise OSError(CROWDED) from None
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

@@ -27,6 +27,15 @@ for name in ("..transport.group", ".launchers", *os.environ.pop(orphans.PRELOAD,
         importlib.import_module(name, __package__)
 
 
+def _without_a_fork(kind, error, trace) -> None:
+    """The parent tells who may start no more processes; of everything else Python prints a traceback."""
+    if not isinstance(error, BlockingIOError):
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = _without_a_fork
+
+
 def _written(file: str) -> int:
     """When a file was last written, in nanoseconds; 0 where there is none."""
     try:

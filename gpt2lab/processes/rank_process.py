@@ -64,9 +64,9 @@ def rank_main(
             del sys.modules[name]
         anew = importlib.import_module(__name__).rank_main
         return anew(rank, world, folder, backend, timeout, pipe, output, ends_alone)
-    _protect(folder, rank, pipe, ends_alone)
-    _redirect(output)
     try:
+        _protect(folder, rank, pipe, ends_alone)
+        _redirect(output)
         _join_group(rank, world, folder, backend, timeout)
     except BaseException as error:
         _send(pipe, _report(error))

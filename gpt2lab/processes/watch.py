@@ -1,14 +1,13 @@
 """The parent's loop over a running job: collects results and printed lines, and finds out what went wrong."""
 
 import os
-import pickle
 import time
 from multiprocessing.connection import wait
 
 from . import deadlock
 from .failure import RankFailed, how_it_ended
 from .pool import Pool
-from .results import unpack
+from .results import unpack, unpickled
 
 GRACE = 0.15  # seconds after a failure in which another rank may still report that it failed first
 LONG_GRACE = 1.0  # the same while all reports so far are of lost peers, which is never the cause
@@ -84,7 +83,7 @@ class Watch:
             self._died(member.rank)
             return
         for body in messages:
-            self._take(member.rank, pickle.loads(body))
+            self._take(member.rank, unpickled(body))
 
     def _take(self, rank: int, message: dict) -> None:
         self._alive(rank)

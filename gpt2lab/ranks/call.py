@@ -22,6 +22,11 @@ from .traffic import RING, Event, log
 _numbers: Counter = Counter()
 
 
+def begun() -> int:
+    """How many calls this rank has begun, of which those are in the log that it has waited for."""
+    return sum(_numbers.values())
+
+
 @dataclass
 class Call:
     """One call as this rank makes it; `detail` must be the same text on every rank that takes part.

@@ -258,10 +258,11 @@ def irecv(like: torch.Tensor, axis: Axis, source: int):
 
 def _way(op: str, axis: Axis, source: int, to: int) -> tuple:
     """The global ranks of a message from one position to another, and the group that carries it."""
-    if source % axis.size == to % axis.size:
+    pair = axis.ranks[source], axis.ranks[to]
+    if pair[0] == pair[1]:
         where = f"position {to} of axis {axis.name!r}"
         raise ValueError(f"{op}: {where} is this rank itself. Keep the tensor instead.")
-    return (axis.ranks[source], axis.ranks[to]), axis.way(source, to)
+    return pair, axis.way(source, to)
 
 
 @adjoint(lambda grad, shape, axis, to: irecv(grad.new_empty(shape), axis, to).wait(), alone=False)

@@ -61,7 +61,7 @@ class Timeline:
     @property
     def makespan(self):
         """The time from the first start to the last end."""
-        return max(row[-1].end for row in self.rows if row)
+        return max((row[-1].end for row in self.rows if row), default=0)
 
     def busy(self, rank: int):
         """Time that the rank works."""
@@ -69,7 +69,8 @@ class Timeline:
 
     def span(self, rank: int):
         """The time from the rank's own first start to its own last end."""
-        return self.rows[rank][-1].end - self.rows[rank][0].start
+        row = self.rows[rank]
+        return row[-1].end - row[0].start if row else 0
 
     @property
     def bubble(self):
@@ -80,8 +81,7 @@ class Timeline:
     @property
     def span_bubble(self):
         """The worst idle share of a rank's own span: the zero-bubble papers' bubble rate, as steps can overlap."""
-        ranks = [rank for rank, row in enumerate(self.rows) if row]
-        return max(exact_ratio(self.span(r) - self.busy(r), self.span(r)) for r in ranks)
+        return max(exact_ratio(self.span(r) - self.busy(r), self.span(r)) for r in range(len(self.rows)))
 
     @property
     def bubble_over_ideal(self):

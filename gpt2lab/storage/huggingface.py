@@ -7,7 +7,7 @@ are stored as if they were weights, and the matrices of a layer are transposed (
 """
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
@@ -133,16 +133,22 @@ def read_config(folder: Path) -> GPT2Config:
                 f"{file} asks for {name} = {entries[name]} and resid_pdrop = {dropout}; this GPT-2 has one dropout. "
                 f"Make them equal."
             )
-    if entries.get("n_inner") not in (None, 4 * entries["n_embd"]):
-        raise ValueError(
-            f"{file} asks for an MLP of width {entries['n_inner']}; this GPT-2's is 4 x {entries['n_embd']}."
-        )
-    sizes = {name: entries[name] for name in SIZES}
+    sizes, words = {name: entries[name] for name in SIZES}, [f.name for f in fields(Experts)]
+    experts = entries.get("experts", {})
+    if not isinstance(experts, dict) or not experts.keys() <= set(words):
+        raise ValueError(f"{file} asks for experts = {experts!r}. Use a table of {', '.join(words)}.")
     try:
-        experts = Experts(**entries["experts"]) if "experts" in entries else None
-        return GPT2Config(**sizes, dropout=dropout, window=entries.get("window"), experts=experts)
+        if experts.get("router") != "deepseek":  # a run from before may say what changes nothing
+            experts = {name: value for name, value in experts.items() if name != "speed"}
+        experts = Experts(**experts) if "experts" in entries else None
+        config = GPT2Config(**sizes, dropout=dropout, window=entries.get("window"), experts=experts)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{file}: {error}") from None
+    if entries.get("n_inner") not in (None, 4 * config.n_embd):
+        raise ValueError(
+            f"{file} asks for an MLP of width {entries['n_inner']}; this GPT-2's is 4 x {config.n_embd}."
+        )
+    return config
 
 
 def config_text(model: GPT2) -> str:

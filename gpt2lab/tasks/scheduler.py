@@ -31,7 +31,7 @@ class Scheduler:
     under way and nothing to run, after which the run fails.
 
     There is one queue. One for each worker, which keeps the tasks that it made ready, whose data are in its cache, and
-    steals when it has none, took 1.01 times as long (GPT-2, 2 cores, median of 12 turns, measured), so it was left out.
+    steals when it has none, was no faster on two cores, so it was left out.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ from gpt2lab import RankFailed, launch
 from gpt2lab.algorithms import ring
 from gpt2lab.classroom.progress import show_progress
 from gpt2lab.corpus import Batches, encoding, shakespeare
-from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons import explore, predict, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import start as exercises
 from gpt2lab.lessons.labs import start as lab
@@ -446,18 +446,29 @@ print(f"on four stages the first one of mini holds {held / mini.parameters:.0%} 
 # 85 %<!--above--> of them. So read its bar below as the blocks' share.
 #
 # How much does one rank hold? Take GPT-2 with N parameters in float32: 4 bytes each for weight and gradient, 8
-# for AdamW's two moments. **Predict** first: which strategy makes a 1.5-billion-parameter model fit into 8 GiB
-# on four ranks?
+# for AdamW's two moments. **Predict** before you look. (No buttons? Write `mine="none"` into the call.)
+
+# %%
+guess = predict(
+    "GPT-2 XL (1.5 billion parameters), four ranks of 8 GiB: which strategies make it fit?",
+    "none",
+    "all but data parallel",
+    "ZeRO, tensor, pipeline",
+    "data, context",
+)
 
 
 # %%
+def gib_held(model, ranks):
+    size = 16 * PRESETS[model].parameters / 2**30
+    return {cut.name: size if cut.weights == 1 else size / ranks for cut in STRATEGIES[:5]}
+
+
 def held(model, ranks):
     from gpt2lab.plots.style import COLORS, figure
 
     fig, ax = figure(8, 2.6)
-    size = PRESETS[model].parameters
-    gib = [16 * size * (1 if cut.weights == 1 else 1 / ranks) / 2**30 for cut in STRATEGIES[:5]]
-    ax.barh([cut.name for cut in STRATEGIES[:5]], gib, color=COLORS["other"])
+    ax.barh(*zip(*gib_held(model, ranks).items(), strict=True), color=COLORS["other"])
     ax.axvline(8, color="black", lw=1, ls="--")
     ax.set(xlabel="GiB on each rank", title=f"{model} on {ranks} ranks")
     ax.invert_yaxis()
@@ -472,6 +483,8 @@ explore(
     model=["gpt2-xl", "gpt2-large", "gpt2-medium", "gpt2"],
     ranks=(1, 16, 4),
 )
+fit = [name for name, gib in gib_held("gpt2-xl", 4).items() if gib <= 8]
+guess.beside(", ".join(name.removesuffix(" parallel") for name in fit), "computed")
 
 # %% [markdown]
 # Data and context parallel copy the weights, so this memory stays. Data parallel is for speed; context parallel
@@ -528,7 +541,8 @@ show_source(data.Naive)
 show(
     rooms(),
     "drawing",
-    "the rooms of the package, drawn from its own imports: each stands on what it imports, nothing looks upwards.",
+    "the rooms of the package, drawn from its own imports: each stands on what it imports, and "
+    "imports that follow from others are left out; nothing looks upwards.",
     "Boxes in layers: model and transport at the bottom, commands, classroom and lessons at the top",
 )
 

@@ -16,7 +16,7 @@ import torch
 from gpt2lab import launch
 from gpt2lab.corpus import Batches, encoding, shakespeare
 from gpt2lab.generate import KVCache, generate
-from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons import explore, predict, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import gpt2 as exercises
 from gpt2lab.lessons.labs import anatomy as lab
@@ -60,7 +60,9 @@ print("and back:", words.decode(ids))
 # %% [markdown]
 # A corpus is tokenised once into a *shard*: a header of 256 numbers, then two bytes a token, mapped into memory
 # instead of read. The tokeniser writes it as a stream. A list of Python integers needs some 36 bytes a token, which
-# may well be how a port of llm.c ran out of memory on a large text. Both ways, on a text that grows:
+# may well be how *the port* ran out of memory on a large text: llm.c as ported at the
+# [Barcelona Supercomputing Center](https://gitlab.bsc.es/tchatela/llm.c-gpt2/-/wikis/GPT2-Parallelization-and-porting)
+# (BSC). Both ways, on a text that grows:
 
 # %%
 peaks = {copies: lab.tokenised(copies) for copies in (2, 4)}
@@ -149,16 +151,23 @@ print(len(kinds), "kinds of tensors,", f"{sum(total for _, total, _ in kinds.val
 # the token embedding, the same matrix at both ends. (That will matter when the ends live on different ranks.)
 
 # %%
+guess = predict(
+    "In which models would cutting only the blocks among ranks be a poor idea?",
+    "nano, mini",
+    "gpt2, gpt2-medium",
+    "gpt2-large, gpt2-xl",
+)
+
+# %%
 rows = []
 for name, c in PRESETS.items():
     blocks = c.n_layer * (12 * c.n_embd**2 + 13 * c.n_embd)
     rows.append((name, c.parameters, c.vocab_size * c.n_embd, blocks, round(100 * blocks / c.parameters)))
 table(rows, ["model", "parameters", "token embedding", "blocks", "blocks %"])
+guess.beside(", ".join(name for name, *_, percent in rows if percent < 50), "computed")
 
 # %% [markdown]
-# **Predict**: in which of these models would cutting only the blocks among ranks be a poor idea?
-# <details><summary>answer</summary>In nano and mini: every rank would still hold the embedding, 80 % and more of the
-# model. In gpt2-xl that is 5 %.</details>
+# In nano and mini every rank would still hold the embedding, 80 % and more of the model. In gpt2-xl that is 5 %.
 #
 # ## Fresh weights
 #
@@ -354,7 +363,7 @@ show(
 
 # %% [markdown]
 # llm.c wraps this loop in a *recipe*: B = 4, T = 64, learning rate 1e-4, no decay; every 10 steps the loss
-# of five batches of validation, every 20 a sample of 64 tokens. A port's advice: measure without validation and
+# of five batches of validation, every 20 a sample of 64 tokens. The port's advice: measure without validation and
 # inference. Here both are counted, as the recipe has it and without (`bench`):
 
 
@@ -381,17 +390,23 @@ for bench, steps in ((False, 20), (True, 10)):
     losses[bench], checked, made, lanes[bench] = recipe_of_llmc(bench, steps)
     print(f"bench={bench!s:5} {steps} steps, {5 * len(checked)} batches validated", end=" ")
     print(f"{ {n: round(v, 1) for n, v in checked.items()} }, {made} tokens generated")
-print("losses of steps 1 and 14 as recorded:", [round(x, 1) for x in losses[False][::13]] == golden)
+print(
+    "our own losses of steps 1 and 14 as when this was written:",
+    [round(x, 1) for x in losses[False][::13]] == golden,
+)
 print("ten losses with bench, the same bits as without:", losses[True] == losses[False][:10])
 
 # %% tags=["measured"]
 length = max(s.end for s in lanes[False]) - min(s.start for s in lanes[False])
-for bench, name in ((False, "as the recipe has it"), (True, "with bench")):
+colours = "20 steps in blue, validation in grey, a sample of text in pink"
+for bench, name, said in (
+    (False, "as the recipe has it", colours),
+    (True, "with bench", "10 steps, and nothing else"),
+):
     whole = [s for s in lanes[bench] if s.name in ("step", "validate", "generate")]
     fig = timeline(whole, name, clock="measured", names=False, length=length)
     fig.axes[0].get_legend().remove()  # which names parts of a step
-    said = f"{name}: steps in blue, validation in grey, samples of text in pink."
-    show(fig, "measured", said, f"A timeline of one rank, {name}")
+    show(fig, "measured", f"{name}: {said}.", f"A timeline of one rank, {name}")
 
 # %% [markdown]
 # The losses are the same: validation and samples change no weight.
@@ -516,10 +531,11 @@ table(
     [(*way, round(rate)) for way, rate in zip(ways, rates, strict=True)],
     ["plan", "rows", "streams", "tokens a second"],
 )
+print(f"a step of 4 rows takes {4e3 / rates[1]:.1f} ms, one of 16 rows {16e3 / rates[2]:.1f} ms")
 
 # %% [markdown]
-# Here more streams are slower: a step of 4 rows takes more than half as long as one of 16, so four groups keep a
-# stage busy for longer.
+# (Above, the fastest of four runs; here one, with the prompt, in a new process.) Where few rows take as long as many,
+# more streams are slower.
 #
 # ## Files
 #
@@ -1101,4 +1117,4 @@ def what_to_keep(T):
 # - Loshchilov and Hutter 2019, *Decoupled weight decay regularization*: what the W in AdamW changes.
 # - Chowdhery et al. 2022, *PaLM*, appendix B: how flops and their utilisation are counted.
 #
-# **Next**: 02 hardware and timing.
+# **Next**: [02 Hardware and timing](02_hardware_and_timing.ipynb).

@@ -536,7 +536,7 @@ def ring_wins_from():
 explore(
     plots.compared_by_formula,
     "computed",
-    "alpha-beta times of six algorithms on {ranks} ranks; dotted: where the ring overtakes the tree.",
+    "alpha-beta times of six algorithms on {ranks} ranks; at the vertical line the ring overtakes the tree.",
     "Six lines of time over size on {ranks} ranks, latency-bound left, bandwidth-bound right",
     ranks=(2, 1024, 64),
     latency_us=(1, 50, 5),
@@ -571,13 +571,16 @@ models = [bench.model(swept, what, n) for what in ("all_reduce", "ring", "tree")
 show(
     plots.sweep_figure([row for row in swept if row["ranks"] == 4], models),
     "measured",
-    "three ways to all-reduce on four ranks: time, bus bandwidth, predicted over measured. Full marks were fitted, "
-    "hollow ones predicted.",
+    "three ways to all-reduce on four ranks: time, bus bandwidth, below predicted over measured. Full marks "
+    "were fitted, hollow ones predicted.",
     "Three panels over bytes: times with dashed fits, bus bandwidth that rises to a plateau, ratios around one",
 )
+rows = []
 for m in models:
     off = max(max(ratio, 1 / ratio) for ratio in m["predicted over measured"].values())
-    print(f"{m['what']}, {m['ranks']} ranks: {m['fit']}; unseen sizes within a factor {off:.2f}")
+    line = m["fit"].link
+    rows.append((m["what"], m["ranks"], line.latency * 1e6, line.bandwidth / 1e9, m["fit"].r2, off))
+table(rows, ["call", "ranks", "latency, µs", "bandwidth, GB/s", "r2", "unseen sizes within a factor"])
 
 # %% [markdown]
 # α is mostly Python and wake-ups: on a cluster, measure there, with `gpt2lab bench collectives`.
@@ -1251,8 +1254,8 @@ def bus_bandwidth(n, out, t):
 
 # %% [markdown]
 # **5. A puzzle with a score.** Rank 0 of eight has four chunks that all want. In a round a rank sends one chunk to one
-# rank and receives one at the same time; it sends only what it held before the round. Fewest rounds win. A tree for
-# one chunk after the other takes 12, a chain 10; at most 7 pass.
+# rank and receives one at the same time; it sends only what it held before the round. A tree for one
+# chunk after the other takes 12, a chain 10; at most 7 pass.
 
 
 # %% tags=["exercise"]
@@ -1372,11 +1375,11 @@ show(
 )
 
 # %% [markdown]
-# For small tensors shared memory saves system calls and threads, for large ones copies.
+# Shared memory saves small tensors system calls, large ones copies.
 #
-# Why compare bits? JAX's reduce-scatter over gloo gave wrong values on one rank and no error; suspected: a buffer
-# overwritten while it is sent ([jax#40830](https://github.com/jax-ml/jax/issues/40830)). PyTorch's gloo misreads
-# strided tensors in a broadcast, silently ([pytorch#192920](https://github.com/pytorch/pytorch/issues/192920)).
+# Why compare bits? JAX's reduce-scatter over gloo gave wrong values on one rank and no error
+# ([jax#40830](https://github.com/jax-ml/jax/issues/40830)). PyTorch's gloo misreads strided
+# tensors in a broadcast, silently ([pytorch#192920](https://github.com/pytorch/pytorch/issues/192920)).
 
 # %% [markdown]
 # ## Appendix: trouble before the first call
@@ -1399,7 +1402,7 @@ print("by name:    ", launch(settings, ranks=1, steps=10, rows=64)[0])
 
 
 # %% [markdown]
-# And its ranks meet at a fixed TCP port: a second job on the same machine fails there, or joins the first. Here ranks
+# And its ranks meet at a fixed TCP port: a second job fails there, or joins the first. Here ranks
 # meet in a private folder:
 
 
@@ -1432,6 +1435,9 @@ for way, place in {"a plain sum": 0, "a tree over 8 blocks": 2}.items():
 
 # %% [markdown]
 # The price: log2(n) T C numbers a rank, not 2 (n−1)/n T C.
+#
+# *Deterministic* can mean the same bits again (all our plans; not servers on arrival, lesson 09), on all ranks, or on
+# any number (no plan).
 #
 # **Exercise.** Such a sum, of 2, 4, 8 ... tensors: neighbours first.
 
@@ -1524,9 +1530,9 @@ def fixed_order(parts):
 # <details><summary>A ring all-reduce of 1 GB on 1,000 ranks: how many bytes does each rank send, compared with 4
 # ranks?</summary> 1.998 GB against 1.5 GB. Bytes hardly grow; the latency, 2 (n−1) α, does.</details>
 #
-# <details><summary>Two ranks call `send` first, and it works with small tensors on your cluster. Is it right?</summary>
-# No. It works only as long as some buffer takes the message; here it hangs even with the 16 bytes of four
-# numbers.</details>
+# <details><summary>Two ranks call <code>send</code> first, and it works with small tensors. Is it right?</summary>
+# No. It works only as long as some buffer takes the message; here it hangs even with 16
+# bytes.</details>
 #
 # ## Read on
 #
@@ -1535,3 +1541,5 @@ def fixed_order(parts):
 #   for which size.
 # - Sanders, Speck & Träff 2009, *Two-tree algorithms*: the double tree.
 # - NVIDIA 2024, *nccl-tests*, on performance: bus bandwidth, exactly defined.
+#
+# **Next**: [04 Data parallel](04_data_parallel.ipynb).

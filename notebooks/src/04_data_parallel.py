@@ -15,7 +15,7 @@ import torch
 from gpt2lab.corpus import shakespeare
 from gpt2lab.corpus.batches import Batch
 from gpt2lab.corpus.loaders import InOrder
-from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons import explore, predict, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import data as exercises
 from gpt2lab.lessons.labs import compressed, recorded, replicas, thresholds, updates
@@ -111,7 +111,17 @@ print("same bits on all ranks:", {name: all(d == of[0] for d in of) for name, of
 #
 # ## Bug lab: five wrong programs that run
 #
-# Each finishes, and its loss falls. **Predict**: which show in the loss? In the weights? In a comparison of replicas?
+# Each finishes, and its loss falls.
+
+# %%
+guess = predict(
+    "Which of them does a comparison of the replicas' weights find?",
+    "no sync",
+    "no zero_grad",
+    "no sync, weights averaged",
+    "all five",
+    "none",
+)
 
 
 # %%
@@ -137,6 +147,7 @@ for bug, wrong in bugs.items():
     same = "same" if len(versions) == 1 else f"{len(versions)} versions"
     rows.append((bug, f"{first:.2f} to {last:.2f}", same, "equal" if off < 1e-12 else f"off by {off:.0e}"))
 table(rows, ["bug", "sum of losses", "replicas", "weights against serial"])
+guess.beside(", ".join(bug for bug, _, replica, _ in rows if replica != "same"), "counted")
 
 # %% [markdown]
 # - *no zero_grad*: old gradients stay and add up. Replicas agree, so comparing them says nothing.
@@ -219,10 +230,8 @@ for text in ("dp=4", "dp=4,zero=3", "tp=2", "pp=2", "dp=2,tp=2,zero=3"):
 # %%
 pairs = {}
 for name, how in {"SGD": (torch.optim.SGD, 0.3), "AdamW": (torch.optim.AdamW, 3e-3)}.items():
-    times = [lambda g, axis, factor=factor: factor * g for factor in (1, 8)]
-    pairs[name] = [
-        replicas.train(0, 1, batches, lambda: GPT2(config), 12, *how, summed=by)[0] for by in times
-    ]
+    run = lambda by, how=how: replicas.train(0, 1, batches, lambda: GPT2(config), 12, *how, summed=by)[0]
+    pairs[name] = [run(lambda g, axis, factor=factor: factor * g) for factor in (1, 8)]
 gaps = {name: replicas.apart(*pair) for name, pair in pairs.items()}
 print(f"losses differ under SGD by more than 0.1: {gaps['SGD'] > 0.1}, under AdamW: {gaps['AdamW'] > 1e-3}")
 show(
@@ -245,8 +254,9 @@ eight = replicas.shakespeare_rows(8).at(0)
 for form, size in (("naive", 0), ("bucket", 16 << 10)):
     seen = four.run(lab.message_sizes, f"dp=4,data={form},bucket=16", config, eight)
     same = all(seen[r] == costs.messages_sent(GPT2(config), size, 4, r) for r in range(4))
-    sizes = f"{min(seen[0]):,} to {max(seen[0]):,} bytes"
-    print(f"{form:6} {len(seen[0]):2} messages of {sizes}, by formula: {same}")
+    print(
+        f"{form:6} {len(seen[0]):2} messages, {min(seen[0]):,} to {max(seen[0]):,} bytes, by formula: {same}"
+    )
 with torch.device("meta"):
     large = list(GPT2(GPT2Config()).to(torch.float32).parameters())
 in_buckets = [4 * sum(p.numel() for p in one) for one in data.into_buckets(large, 25 << 20)]
@@ -367,8 +377,8 @@ def seconds_by_bucket(latency_us, gigabytes, ranks=8):
     return found
 
 
-def u_curve(latency_us, gigabytes):
-    both = (latency_us, gigabytes), (20, 25)
+def u_curve(latency_us, gigabytes_per_s):
+    both = (latency_us, gigabytes_per_s), (20, 25)
     return plots.u_curve({f"{a} µs, {w} GB/s": seconds_by_bucket(a, w) for a, w in both})
 
 
@@ -376,9 +386,9 @@ explore(
     u_curve,
     "computed",
     "backward and sum of 500 MB of gradients on 8 ranks, over that of the best bucket size (star).",
-    "U-shaped curves of step time against bucket size for two links, latency {latency_us} µs, {gigabytes} GB/s",
+    "U-shaped curves of step time against bucket size for two links, latency {latency_us} µs, {gigabytes_per_s} GB/s",
     latency_us=(10, 1000, 200),
-    gigabytes=[5, 1, 10, 25],
+    gigabytes_per_s=[5, 1, 10, 25],
 )
 
 # %% [markdown]
@@ -391,11 +401,14 @@ explore(
 # F}{2 W}$$
 #
 # P cancels: machine and tokens of a rank decide whether backward hides the sum (but for the last message, the
-# embedding's 154 MB). With fewer tokens, ranks wait. **Predict**: who needs more, a laptop or 64 GPUs?
+# embedding's 154 MB). With fewer tokens, ranks wait.
+
+# %%
+guess = predict("Whose ranks need most tokens?", "this laptop", "8 GPUs", "64 GPUs")
 
 # %% tags=["measured"]
 flops, bandwidth = min(two.run(lab.rates))
-machines = (thresholds.laptop(flops, bandwidth), *thresholds.machines())
+machines = (thresholds.laptop(flops, bandwidth, name="this laptop"), *thresholds.machines())
 least = {m.name: thresholds.tokens_per_rank("data", m) for m in machines}
 rows = [(*thresholds.row(m), f"{least[m.name]:,.0f}") for m in machines]
 table(rows, [*thresholds.HEADER, "tokens a rank, at least"])
@@ -407,6 +420,9 @@ show(
     "just measured.",
     "Three falling lines on log axes; the laptop's crosses one first, that of 64 GPUs last",
 )
+
+# %%
+guess.beside(max(least, key=least.get), "computed")
 
 # %% [markdown]
 # A GPU computes so fast that its wires are slow: 8 of them on NVLink need 1,135 tokens<!--above--> each, 64 over
@@ -511,7 +527,7 @@ show(
     plots.phases(seen, lab.PUBLISHED, ("an update on rank 0", "a step in Barcelona")),
     "paced",
     "left, the parts of an update on four live ranks; right, published by the Barcelona port's wiki for GPT-2 124M, "
-    "eight workers and a server.",
+    "eight workers and a server (not seen: 5 ms of rest).",
     "Stacked bars: reduce-scatter and all-gather take least; in the published step the reduce dwarfs the rest",
 )
 
@@ -1171,8 +1187,13 @@ def group_gradients(ready, sizes, latency, rate):
 # ## Appendix: what people do today
 #
 # A gradient may travel in few bits with a scale a block, or as two thin factors
-# ([PowerSGD](https://arxiv.org/abs/1905.13727)). *Error feedback* (Seide 2014) adds to the next gradient what a
-# message left out. **Predict**: which way needs it?
+# ([PowerSGD](https://arxiv.org/abs/1905.13727); here a column and a row: *rank 1*). *Error feedback* (Seide 2014,
+# [proof](https://arxiv.org/abs/1901.09847) 2019) adds to the next gradient what a message left out.
+
+# %%
+guess = predict(
+    "Without feedback, which way of sending is off most?", "bfloat16", "float8", "int8", "2 bits", "rank 1"
+)
 
 # %%
 g = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
@@ -1186,10 +1207,8 @@ def whole_numbers(x):
 
 message, scale = whole_numbers(g)
 kept = g - message * scale
-print(
-    f"{g.nbytes} bytes become {message.nbytes + 1}; sent + kept = g, bit for bit:",
-    torch.equal(message * scale + kept, g),
-)
+same = torch.equal(message * scale + kept, g)
+print(f"{g.nbytes} bytes become {message.nbytes + 1}; sent + kept = g, bit for bit:", same)
 small = GPT2Config(vocab_size=256, n_positions=16, n_layer=2, n_head=2, n_embd=32)
 ways = "all", *compressed.CODES, "rank 1"
 found = compressed.compared(two, ways, batches, partial(GPT2, small), 12, 0.2)
@@ -1197,6 +1216,7 @@ table(
     [(way, found[way, True][0], *(f"{found[way, kept][2]:.2%}" for kept in (True, False))) for way in ways],
     ["sent", "bytes a step", "12 steps with feedback: weights off by", "without"],
 )
+guess.beside(max(ways, key=lambda way: found[way, False][2]), "computed")
 
 # %% [markdown]
 # Ranks sum coded stretches and code the sums again: 2 (n-1)/n coded gradients (float64 above: 8 bytes a number).
@@ -1204,7 +1224,7 @@ table(
 
 # %%
 tiny = GPT2Config(vocab_size=256, n_positions=16, n_layer=1, n_head=2, n_embd=32)
-ways = {"all": ("all", True), "rank 1, feedback": ("rank 1", True), "rank 1": ("rank 1", False)}
+ways = {"all": ("all", True), "factors, feedback": ("rank 1", True), "factors": ("rank 1", False)}
 curves = {name: [] for name in ways}
 for seed in range(5):
     one = replicas.shakespeare_rows(7, seed).at(0)
@@ -1215,8 +1235,8 @@ for seed in range(5):
 show(
     plots.bands(curves),
     "computed",
-    "losses, means of five seeds, and pale from the least to the most. With feedback rank 1 goes on learning.",
-    "Three falling curves with pale bands: all lowest, rank 1 with feedback between, rank 1 without it highest",
+    "losses, means of five seeds, and pale from the least to the most. With feedback factors go on learning.",
+    "Three falling curves with pale bands: all lowest, factors with feedback between, without it highest",
 )
 
 # %% [markdown]
@@ -1335,10 +1355,9 @@ def feedback(gradients, code):
 #
 # <details><summary>Answers</summary>
 #
-# 1. A little over 50 ms: the last bucket cannot start before backward ends. 2. An all-reduce pairs the
-# n-th call of one rank with the n-th of the others; swapped, unlike things are added.
-# 3. No: the norm of the
-# sum is not the sum of norms; clip after, by the global norm.
+# 1. A little over 50 ms: the last bucket cannot start before backward ends.
+# 2. An all-reduce pairs the n-th call of one rank with the n-th of the others; swapped, unlike things are added.
+# 3. No: the norm of the sum is not the sum of norms; clip after, by the global norm.
 #
 # </details>
 #
@@ -1352,4 +1371,4 @@ def feedback(gradients, code):
 # - Patarasuk and Yuan 2009, *Bandwidth optimal all-reduce algorithms*: no algorithm sends
 #   fewer bytes.
 #
-# **Next**: lesson 05 shares out what every replica holds in full.
+# **Next**: [05 ZeRO](05_zero.ipynb).

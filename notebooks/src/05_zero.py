@@ -15,7 +15,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons import explore, predict, show, show_source, table
 from gpt2lab.lessons.exercises import check, prefetch
 from gpt2lab.lessons.exercises import zero as exercises
 from gpt2lab.lessons.labs import lecture_zero3, mixed_precision, recorded, residency, rewrite, thresholds
@@ -47,14 +47,16 @@ print(verify("dp=3,zero=3", ranks=three))
 #
 # Mixed-precision training with Adam holds 16 bytes for each parameter: 2 for the weight and 2 for the gradient
 # (16-bit floats), and K = 12 for the optimizer: a 32-bit master copy of the weight and two 32-bit moments.
-# **Predict**: 7.5 billion parameters on 64 ranks, how many GB in each stage?
+
+# %%
+guess = predict("7.5 billion parameters, 64 ranks: how many GB a rank in stage 3?", unit="GB")
 
 # %%
 names = plots.STAGES
 show(
     plots.who_holds_what(costs.paper_bytes(1, 4), 4),
     "drawing",
-    "what each of four ranks holds: full boxes are whole, a slice is a rank's own quarter.",
+    "what each of four ranks holds: full boxes are whole, a slice is a rank's own quarter; heights not to scale.",
     "Four rows of boxes for replicas and stages 1 to 3; the optimizer, then gradients, then weights become slices",
 )
 
@@ -72,8 +74,11 @@ explore(
     "Four stacked bars for {billions} billion parameters and {ranks} ranks, shrinking from replicas to stage 3",
     posters=[{"billions": 7.5, "ranks": 64}],
     billions=(0.5, 20.0, 7.5),
-    ranks=[1, 2, 4, 8, 16, 64, 256, 1024],
+    ranks=[64, 1, 2, 4, 8, 16, 256, 1024],
 )
+
+# %%
+guess.beside(sum(costs.paper_bytes(7.5e9, 64)[3].values()) / 1e9, "computed")
 
 # %% [markdown]
 # Stage 1 alone brings 120.0 GB<!--above--> down to 31.4 GB<!--above-->. Real memory holds more than the paper's three
@@ -167,7 +172,7 @@ float32 = [twenty_steps(n, 0.01, torch.float32, fused=True) for n in (1, 5)]
 print("float32, fused: equal to 1e-6:", torch.allclose(*float32, rtol=0, atol=1e-6))
 
 # %% [markdown]
-# (*Fused* AdamW computes ends by other instructions.)
+# (*Fused*: a shard's last elements, filling no register, take another instruction.)
 #
 # ## The three stages by hand
 #
@@ -257,9 +262,7 @@ for stage in (1, 2, 3):
     equal = (weights - expected).abs().max().item() < 1e-10
     rows.append((f"stage {stage}", "equal" if equal else "DIFFERENT", *(f"{c:,}" for c in counts)))
 print(f"{len(expected):,} weights; serial AdamW holds {2 * len(expected):,} numbers of state, a rank:")
-table(
-    rows, ["rank 0", "against serial", "numbers of state", "whole gradients left", "whole weights in blocks"]
-)
+table(rows, ["rank 0", "to serial", "numbers of state", "whole gradients left", "whole weights in blocks"])
 
 # %% [markdown]
 # Stage 2 changes *when* the reduce-scatter happens: for each part once backward has finished it; then only the own
@@ -327,7 +330,10 @@ print("fully_shard has the same gradients, to 1e-12:", max(three.run(fully_shard
 
 # %% [markdown]
 # Which weights are here, and when? One step of a model of eight blocks: with prefetch, without, and where every
-# *layer* belongs to one rank, which broadcasts it. **Predict**: how many does a rank hold at most, if it owns four?
+# *layer* belongs to one rank, which broadcasts it.
+
+# %%
+guess = predict("Without prefetch, how many blocks does a rank that owns four hold at most?", 4, 5, 6, 8)
 
 # %%
 seen, rows, said = residency.three_ways(two, deep)
@@ -339,9 +345,8 @@ show(
     "Three charts of parts against events: blocks appear one by one going down, then coming back up, and the token "
     "embedding stays from the start into backward; below each a saw-tooth curve at two thirds of a flat line",
 )
-table(
-    rows, ["blocks on a rank of 2", "its own", "at most held", "fetched while a block computes", "bytes sent"]
-)
+table(rows, ["blocks, two ranks", "its own", "at most held", "fetched while a block computes", "bytes sent"])
+guess.beside(round(rows[1][2]), "counted")
 print(*(f"{what}: {true}" for what, true in said.items()), sep="\n")
 
 # %% [markdown]
@@ -363,7 +368,10 @@ play(
 # ## Bytes held, bytes sent
 #
 # Each rank adds up the memory behind its tensors at the end of backward, all float64 and without master copies: so
-# the optimizer weighs 2 parts of 4, not 12 of 16. **Predict**: which stages hold fewer weights?
+# the optimizer weighs 2 parts of 4, not 12 of 16.
+
+# %%
+guess = predict("Which stages hold fewer weights than replicas?", "1, 2, 3", "2, 3", "3")
 
 # %%
 formula, live, exact = residency.held_by_stage(three, CONFIG, names)
@@ -374,6 +382,8 @@ show(
     "bars by formula, padding included; circles: bytes really held by rank 0 of 3 at the end of backward.",
     "Stacked bars for replicas and stages 1 to 3 with a circle at the end of each bar",
 )
+whole, *in_stages = (parts["weights"] for parts in formula.values())
+guess.beside(", ".join(str(i) for i, weights in enumerate(in_stages, 1) if weights < whole), "counted")
 
 # %% [markdown]
 # Now what is sent. With S bytes of weights, n ranks and k micro-batches: replicas 2 S (n-1)/n; stage 1 the same;
@@ -416,7 +426,7 @@ show(
 # computing and twice the messages (a gather and a reduce-scatter): the same t, or less where blocks run again.
 
 # %%
-laptop = thresholds.laptop(60e9, 4e9)  # round numbers of the order that lessons 02 and 03 measure
+laptop = thresholds.laptop(60e9, 4e9)  # round numbers, of no machine in particular
 rows = [
     (m.name, m.ranks, f"{m.rate:.2g}", f"{m.bandwidth:.2g}", round(thresholds.tokens_per_rank("zero3", m)))
     for m in (laptop, *thresholds.machines())
@@ -433,7 +443,10 @@ print("GPUs:", thresholds.machines()[0].source)
 # Stanford's CS336 (spring 2024) taught ZeRO-3 with a short program in which whole *layers* belong to ranks: the owner
 # broadcasts a layer's weights before use, and gradients are reduced to the owner. Corrected, it is a plan of ours
 # (`data=owner`). Here is its step, for layers `gelu(x @ w)`, its three bugs as switches; `own.borrow` broadcasts a
-# layer, `own.backward` runs it again and reduces its gradient. **Predict**: does the loss tell of *bug 1*?
+# layer, `own.backward` runs it again and reduces its gradient.
+
+# %%
+guess = predict("With bug 1, is the loss lower after five steps?", "lower", "not lower")
 
 
 # %%
@@ -466,9 +479,9 @@ frozen = lecture_zero3.serial(x, frozen=[0])
 print("the others follow serial training with layer 0 frozen:", follow(runs["bug 1"], frozen))
 for name, logs in runs.items():
     print(f"{name}: the loss falls from {logs[0].losses[0]:.4f} to {logs[0].losses[-1]:.4f}")
-moved = {
-    n: [(w - first).norm().item() for log in logs for w in log.weights.values()] for n, logs in runs.items()
-}
+guess.beside("lower" if logs[0].losses[-1] < logs[0].losses[0] else "not lower", "computed")
+distances = lambda log: [(w - first).norm().item() for w in log.weights.values()]
+moved = {name: sum(map(distances, logs), []) for name, logs in runs.items()}
 show(
     plots.beside(moved, "layer", "distance moved"),
     "computed",
@@ -1116,8 +1129,8 @@ def link_order():
 # ## Appendix: what people do today
 #
 # [Muon](https://kellerjordan.github.io/posts/muon/) (2024) brings all singular values of a matrix's momentum near 1,
-# by five iterations on the *whole* matrix; embeddings, norms and biases stay AdamW's. **Predict**: which cut is
-# exact, and what does it send?
+# by five iterations on the *whole* matrix; embeddings, norms, biases stay AdamW's. Which cut is exact?
+# ([nanochat](https://github.com/karpathy/nanochat) cuts none.)
 
 # %%
 G = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
@@ -1156,8 +1169,8 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# Under tensor parallelism a layer's four matrices, five sums of C² each, cost 40 C² (n-1)/n numbers. Gathering its 12
-# C² would send less, but every rank would compute all of it.
+# Under tensor parallelism a layer's four matrices are cut: five sums of C² each, 40 C² (n-1)/n numbers. (A router
+# is whole.) Gathering 12 C² sends less, but all compute everything.
 #
 # **Exercise.** The same by *rows*, without gathering?
 
@@ -1254,9 +1267,10 @@ def muon_rows(x, axis):
 #
 # <details><summary>Answers</summary>
 #
-# 1. Replicas 24.9 GB, stage 1 10.9 GB: stage 1 (K = 12 is what weighs). 2. The update moved
-# between the halves of an all-reduce. 3. The graph holds the weight, so its storage is emptied after forward and
-# filled by a second gather before the block's backward.
+# 1. Replicas 24.9 GB, stage 1 10.9 GB: stage 1 (K = 12 is what weighs).
+# 2. The update moved between the halves of an all-reduce.
+# 3. The graph holds the weight, so its storage is emptied after forward and filled by a second gather before the
+#    block's backward.
 #
 # </details>
 #
@@ -1268,4 +1282,4 @@ def muon_rows(x, axis):
 #   compiler's rewrite.
 # - Micikevicius et al. 2018, "Mixed Precision Training": why a master copy.
 #
-# **Next:** lesson 06 cuts the matrices themselves.
+# **Next**: [06 Tensor parallel](06_tensor_parallel.ipynb).

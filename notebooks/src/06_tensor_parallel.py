@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons import explore, predict, show, show_source, table
 from gpt2lab.lessons.exercises import check, cuts, travelling_sum
 from gpt2lab.lessons.exercises import tensor as exercises
 from gpt2lab.lessons.labs import rings, thresholds, typed
@@ -120,8 +120,10 @@ def mlp_by_batch(rank, world_size, x, w1, w2):
 
 
 # %% [markdown]
-# **Predict**: data parallel sums the gradients, 8 C² numbers. Tensor parallel sums activations, B T C numbers
-# twice. Below how many tokens does it send less?
+# Data parallel sums the gradients, 8 C² numbers. Tensor parallel sums activations, B T C numbers twice.
+
+# %%
+guess = predict("Below how many tokens does tensor parallelism send less?", "C", "2 C", "4 C", "8 C")
 
 # %%
 C = 16
@@ -142,6 +144,7 @@ for tokens in (C, 4 * C, 8 * C):
     dots.append((tokens, by_batch[0][3], by_matrices[0][3]))
     sent = "sent {1} by batch, {2} by matrices".format(*dots[-1])
     print(f"{tokens:4} tokens: gradients equal {all(same)}; {sent}")
+guess.beside(f"{next(t for t, batch, matrices in dots if batch == matrices) // C} C", "computed")
 
 # %%
 show(
@@ -173,8 +176,8 @@ show(
 show(
     plots.layer(),
     "drawing",
-    "one layer on two ranks, with the shape that a rank has after each part, a partial sum before g; the words under f "
-    "and g say what is sent forward and, below, backward. The lower strip is sequence parallelism (further down).",
+    "one layer on two ranks, with a rank's shape after each part, hatched a partial sum; the words "
+    "under f and g say what is sent forward and, below, backward. Lower strip: sequence parallelism (below).",
     "Two strips of boxes from layer norm to residual sum; between f and g the boxes are split among two ranks",
 )
 
@@ -408,10 +411,10 @@ print(*lab.noticed(two, "tp=2,sp=on", config, "norms never summed"))
 
 
 # %% tags=["measured"]
-def timelines(job, ways, ranks, caption, alt):
+def timelines(job, ways, ranks, captions, alt):
     runs = {way: sum(ranks.run(job, how), []) for way, how in ways.items()}
     length = max(max(s.end for s in spans) - min(s.start for s in spans) for spans in runs.values())
-    for way, spans in runs.items():
+    for (way, spans), caption in zip(runs.items(), captions, strict=True):
         show(timeline(spans, way, clock="paced", length=length), "paced", caption, alt)
 
 
@@ -419,7 +422,7 @@ timelines(
     lab.three_layers_backward,
     {"sum, then multiply": False, "start the sum, multiply, wait": True},
     two,
-    "backward of three column-parallel layers; input gradients, weight gradients, and below the sums.",
+    ["backward of three column-parallel layers; input gradients, weight gradients, below the sums."] * 2,
     "Two rows of bars for input and weight gradients with communication strips under them",
 )
 
@@ -469,7 +472,7 @@ timelines(
     rings.two_layers,
     {"gather, multiply, sum": False, "in parts": True},
     four,
-    "a column- and a row-parallel layer, forward; in parts, messages travel under all products but two.",
+    ("column- and row-parallel, forward.", "in parts, messages travel under all products but two."),
     "Four rows of bars; first long ones between messages, then short ones with messages under them",
 )
 
@@ -584,7 +587,7 @@ def scattered(term, axis, sizes):
 # a limit of ranks, which only a wider model or a faster link raises. Precision cancels: half of b, twice F.
 
 # %%
-laptop = thresholds.laptop(60e9, 4e9)  # round numbers of the order that lessons 02 and 03 measure
+laptop = thresholds.laptop(60e9, 4e9)  # round numbers, of no machine in particular
 inside, between = thresholds.machines()
 limits = lambda m: [int(thresholds.most_tensor_ranks(m, width)) for width in (768, 2048, 8192)]
 faster = lambda m, n: n / (1 + (n - 1) / (thresholds.most_tensor_ranks(m, 2048) - 1))
@@ -653,10 +656,8 @@ for name, alike in {"drawn anew on four ranks": True, "cut from one matrix": Fal
     same = all(torch.equal(part, found[0][0]) for part, _ in found)
     more, size = whole[name].var() / serial.var(), found[0][1].square().mean().sqrt()
     print(f"{name}: shards alike {same}, variance {more:.1f} times serial, typical output {size:.4f}")
-print(
-    f"serial: typical output {wanted.square().mean().sqrt():.4f}, equal to the cut:",
-    torch.allclose(found[0][1], wanted),
-)
+same = torch.allclose(found[0][1], wanted)
+print(f"serial: typical output {wanted.square().mean().sqrt():.4f}, equal to the cut:", same)
 show(
     plots.shards(list(whole.values()), list(whole)),
     "computed",
@@ -1199,14 +1200,15 @@ for plan in ("tp=2", "tp=2,sp=on", "dp=2,cp=2,tp=2"):
     print(f"{plan}: {typed.typed(Plan.parse(plan), config)}")
 table(
     [(*bug, *typed.verify_and_types({2: two, 4: four}, *bug)) for bug in typed.BUGS],
-    ["lesson", "planted bug", "verify says", "types say"],
+    ["lesson", "planted bug", "verify says, first step", "types say"],
 )
 
 # %% [markdown]
+# (Here `verify` skips later losses.)
 # Types cannot see factors, counts, indices, norms, or what is left out. In the convention below copies are R, the loss
 # too: its gradient is P, 1/n a rank.
 #
-# **7.** The letters, on axis tp, of a weight and of its gradient: "II", "RP" or "VV"?
+# **5.** The letters, on axis tp, of a weight and of its gradient: "II", "RP" or "VV"?
 
 
 # %% tags=["exercise"]
@@ -1321,10 +1323,15 @@ show(
 # ### Every matrix by columns, and another convention
 #
 # Stanford's CS336 (lecture 8) cuts *every* matrix by columns and gathers after each: x -> all-gather(gelu(x W_r)).
-# Its backward (exercise 5) follows another rule: **the parts of a replicated value's gradient add up.** A loss that n
+# Its backward (exercise 6) follows another rule: **the parts of a replicated value's gradient add up.** A loss that n
 # ranks compute asks n times for the same, so each asks for 1/n, and a column's owner adds up what all ranks ask of it.
 # (`torch.distributed.nn.functional.all_reduce` follows this rule too: used as our g it doubles gradients on two
-# ranks.) **Predict** what becomes of the first matrix without the 1/n, or without the sum.
+# ranks.)
+
+# %%
+guess = predict(
+    "Without the 1/n: the gradient of W1 is serial's times what?", "0.500", "1.000", "2.000", "4.000"
+)
 
 # %%
 X, weights = torch.randn(6, 4), [torch.randn(4, 8), torch.randn(8, 6)]
@@ -1338,10 +1345,11 @@ for name, how in {"right": (1 / 2, True), "no 1/n": (1.0, True), "no sum": (1.0,
     factors = ["no factor" if g.std() > 1e-9 else f"{g.mean():.3f}" for g in joined]
     rows.append((name, str(torch.allclose(found[0][0], y)), *factors, found[0][2]))
 table(rows, ["backward", "output equals serial", "dW1 / serial", "dW2 / serial", "bytes forward"])
+guess.beside(rows[1][2], "computed")
 print("by formula, (n-1)/n of all gathered numbers:", (2 - 1) * 6 * (8 + 6) * 8 // 2)
 
 # %% [markdown]
-# **5.** Columns gathered, and their backward, where every rank's loss asks for 1/n. `y` (B, D/n) holds this rank's
+# **6.** Columns gathered, and their backward, where every rank's loss asks for 1/n. `y` (B, D/n) holds this rank's
 # columns. (`comm.all_gather(y, axis, 1)` works along dim 1.)
 
 
@@ -1462,7 +1470,7 @@ class MyGather(torch.autograd.Function):
 
 
 # %% [markdown]
-# **6. A puzzle: AlexNet on 8 ranks.** Cut each layer by "batch" (and sum its gradients), "columns" (needs whole
+# **7. A puzzle: AlexNet on 8 ranks.** Cut each layer by "batch" (and sum its gradients), "columns" (needs whole
 # inputs, leaves features) or "rows" (needs features, leaves partial sums). Between layers activations change hands,
 # forward and backward, by the table. The first input costs nothing; the last output is wanted by images. At most 45 MB
 # of float32 pass, for 128 images.
@@ -1539,4 +1547,4 @@ def my_cuts():
 # - Korthikanti et al. 2022, "Reducing Activation Recomputation" (arXiv:2205.05198): section 4: what is kept.
 # - Wang et al. 2023 (doi:10.1145/3567955.3567959): products in parts.
 #
-# **Next:** lesson 07 cuts between the layers.
+# **Next**: [07 Pipeline parallelism](07_pipeline.ipynb).

@@ -21,7 +21,7 @@ import torch
 
 from gpt2lab.benchmarks.pipeline import Stage
 from gpt2lab.generate import generate
-from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons import explore, predict, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import pipeline as exercises
 from gpt2lab.lessons.labs import pipeline as lab
@@ -199,8 +199,8 @@ def bubble(p, m):
     return float(simulate(make("gpipe", p, m)).bubble)
 
 
-# %% [markdown]
-# **Predict** before you look: with 8 ranks, how many micro-batches keep the bubble under 10 %?
+# %%
+guess = predict("With 8 ranks, how many micro-batches keep the bubble under 10 %?", 8, 16, 32, 64)
 
 # %%
 table(
@@ -210,6 +210,8 @@ table(
     ],
     ["micro-batches", "2 ranks", "4 ranks", "8 ranks"],
 )
+enough = (m for m in (8, 16, 32, 64) if simulate(make("gpipe", 8, m)).bubble < 0.1)
+guess.beside(next(enough), "simulated")
 
 # %% [markdown]
 # ## The homework: a pipeline by hand, both directions
@@ -723,8 +725,10 @@ explore(
 # ## Predicted, then seen
 #
 # With more ranks than cores a stopwatch would measure the operating system. So this run is **paced**: real processes
-# and real messages, but each forward is stretched to 20 ms and each backward to 40 ms by sleeping. Predict the time
-# for 2, 4 and 8 ranks with 8 micro-batches: (m + p - 1) 60 ms.
+# and real messages, but each forward is stretched to 20 ms and each backward to 40 ms by sleeping.
+
+# %%
+guess = predict("1F1B, 8 micro-batches, 8 ranks: how many ms?", unit="ms")
 
 # %% tags=["measured"]
 rows, seen = [], {}
@@ -734,6 +738,12 @@ for p in (2, 4, 8):
     predicted, took = 1000 * (8 + p - 1) * 0.06, 1000 * max(s.end for s in seen[p])
     rows.append((p, round(predicted), round(took), f"{took / predicted - 1:+.1%}"))
 table(rows, ["ranks", "predicted, ms", "paced, ms", "difference"])
+
+# %%
+guess.beside(rows[-1][1], "computed")
+
+# %% [markdown]
+# It is (m + p - 1) 60 ms. Four ranks:
 
 # %% tags=["measured"]
 show(
@@ -770,8 +780,11 @@ for name, words in (("gpipe", "GPipe, all forwards first"), ("1f1b", "1F1B")):
 #
 # So far a message cost nothing. Let a message, a forward and a backward each take 20 ms, and run GPipe on two ranks
 # twice: once waiting for each message to arrive before going on (*blocking*), once as above, where a send is only
-# started and receives are posted ahead, two for each neighbour (*double buffering*). **Predict** both makespans first:
-# what does each of the six sends cost rank 0?
+# started and receives are posted ahead, two for each neighbour (*double buffering*). What does each of the six sends
+# cost rank 0?
+
+# %%
+guess = predict("Blocking: how many ms does the step take?", unit="ms")
 
 
 # %%
@@ -804,6 +817,7 @@ for _ in range(2):
 want = {n: p.grad for n, p in serial.named_parameters()}
 same = all(torch.equal(g, want[n]) for of_rank in grads for n, g in of_rank.items() if g is not None)
 print("both ways the serial gradients, bit for bit:", same)
+guess.beside(rows[0][1], "simulated")
 
 # %% tags=["measured"]
 table(rows, ["messages", "simulated, ms", "paced, ms", "both working and sending on rank 0, ms"])
@@ -1017,8 +1031,8 @@ print("counted", sum(size for *_, (_, size, *_) in found), "predicted", 2 * (4 -
 # ## Bug lab
 #
 # Three wrong pipelines. None crashes, and none shows in the loss of the first step. Which line catches each? (The
-# third was PyTorch's own: [torchtitan#800](https://github.com/pytorch/torchtitan/pull/800) recalls a wrong scale
-# of pipelines' gradients that hardly shows in loss curves, because AdamW divides any scale away.)
+# third is akin to PyTorch's: [torchtitan#800](https://github.com/pytorch/torchtitan/pull/800) recalls a wrong scale
+# of all gradients that hardly shows in loss curves, because AdamW divides any scale away.)
 
 # %%
 orders = [gpipe_order(r, 2, 4) for r in range(2)]
@@ -1098,9 +1112,9 @@ print(draw(simulate(make("1f1b", 3, 4))))
 # %% [markdown]
 # ## A puzzle: room for three
 #
-# Four ranks, eight micro-batches, TF = 1 and TB = 2, and room for three activations on each rank. 1F1B wants four
-# on rank 0; with its warm-ups cut to three it takes 48 units of time instead of 33. Write the words of each rank. At
-# most 42 pass.
+# Four ranks, eight micro-batches, a backward of two forwards, and room for three activations on each rank. 1F1B
+# holds four on rank 0; with warm-ups of at most two forwards it holds three, and takes 48 units of time
+# instead of 33. Write the words of each rank. At most 42 units pass.
 
 
 # %% tags=["exercise"]
@@ -1173,8 +1187,8 @@ def in_three(rank):
 #
 # 1. Eight ranks, bubble at most 20 %: how many micro-batches?
 #    <details><summary>answer</summary>(p - 1)/(m + p - 1) <= 1/5 gives m >= 28.</details>
-# 2. Does the bubble depend on tb / tf?
-#    <details><summary>answer</summary>No: a rank waits for (p - 1)(tf + tb) of (m + p - 1)(tf + tb).</details>
+# 2. Does the bubble depend on how long a backward takes?
+#    <details><summary>answer</summary>No: a rank waits for p - 1 forwards and backwards of m + p - 1.</details>
 # 3. Why does rank 0 hold the most in 1F1B?
 #    <details><summary>answer</summary>Its backward of micro-batch 0 comes last, p - 1 hops away and back.</details>
 # 4. Twice the micro-batches at the same batch size: what happens to the bytes?
@@ -1184,9 +1198,8 @@ def in_three(rank):
 # 6. Which is larger, the activations at a border or the weights of a layer? <details><summary>answer</summary>b T
 #    C against 12 C^2: the weights, as long as a micro-batch has fewer than 12 C tokens. But a step sends every
 #    micro-batch, both ways: 2 B T C numbers a border. With half a million tokens and C = 768 that is 805 million,
-#    more than an all-reduce of all of GPT-2 (2 x 124 million), or than ZeRO-3, which sends weights and
-#    gradients (3 x 124 million a micro-batch). A pipeline's messages go to one neighbour and hide behind work; they
-#    are not few.</details>
+#    more than an all-reduce of GPT-2 (2 x 124 million). ZeRO-3 sends 3 x 124 million in every micro-batch,
+#    so from the third on it sends more. A pipeline's messages go to one neighbour and hide behind work.</details>
 #
 # ## Read on
 #
@@ -1196,4 +1209,4 @@ def in_three(rank):
 # - Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters": bubbles over ideal
 #   time, and how pipelines combine with tensor and data parallelism.
 #
-# **Next:** lesson 08, where the bubble itself is attacked.
+# **Next**: [08 Pipeline schedules](08_schedules.ipynb).

@@ -13,7 +13,7 @@
 # %% tags=["setup"]
 import torch
 
-from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons import explore, predict, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import pipeline as exercises
 from gpt2lab.lessons.labs import schedules as lab
@@ -176,8 +176,9 @@ def idle(name, p, f, i, w):
 check("idle time", exercises.idle, idle)
 
 # %% [markdown] tags=["hint"]
-# Mark, in the figure of ZB-H1, what the first rank does between its last forward of the warm-up and its first I. It
-# waits as long as in 1F1B less what it has filled in, and what it waits for has become shorter.
+# Compare rank 0 in the figures of 1F1B and ZB-H1. In 1F1B it waits for p - 1 backwards before its first one, and
+# for p - 1 forwards in the gaps at the end. In ZB-H1 the first gap is shorter by p - 1 W, and W fill the gaps at the
+# end.
 
 
 # %% tags=["wrong"]
@@ -360,7 +361,8 @@ show(
     plots.schedule(t, "DualPipe"),
     "simulated",
     "two directions; the forward (F) and the backward (B) in a frame run as one; "
-    f"{max(t.makespan - t.busy(r) for r in range(4))} = (4/2 - 1)(3 + 2 - 3) idle.",
+    f"{max(t.makespan - t.busy(r) for r in range(4))} = (4/2 - 1)(3 + 2 - 3) idle, {float(t.bubble):.1%}. In the "
+    "table below it idles less, because there the two of a pair need not begin together.",
     "Four rows, symmetric top to bottom, nearly without white",
 )
 
@@ -528,9 +530,9 @@ explore(
 # %% [markdown]
 # ## All of them, on live ranks
 #
-# Four ranks, eight micro-batches. What is held and sent is *counted by the ranks*, and so is the most that waited for
-# its W (after an I, one more than above); the bubble is computed for TF = TI = TW. Gradients are compared with serial
-# accumulation.
+# Four ranks, eight micro-batches. What each held and what was sent is *counted by the ranks*, and so is the most that
+# waited for its W (after an I, one more than above); the bubble is computed for TF = TI = TW. Gradients are
+# compared with serial accumulation.
 
 # %%
 every, rows, points = [make(name, 4, 8) for name in NAMES], [], []
@@ -542,12 +544,12 @@ for schedule, on_ranks in zip(every, zip(*four.run(lab.live, every), strict=True
     )
     held, waiting, messages, sizes, errors, _ = zip(*on_ranks, strict=True)
     held, waiting = ([float(n * share) for n in of_ranks] for of_ranks in (held, waiting))
-    bubbles, listed = (timeline.bubble, timeline.span_bubble), lambda ns: " ".join(f"{n:g}" for n in ns)
+    bubbles, listed = (timeline.bubble, timeline.span_bubble), lambda ns: "\u00a0".join(f"{n:g}" for n in ns)
     sent, equal = (sum(messages), sum(sizes) // 1024), "equal" if max(errors) < 1e-10 else "DIFFERS"
     row = schedule.name, *(f"{b:.1%}" for b in bubbles), f"{weights}x", listed(held), listed(waiting)
     rows.append((*row, *sent, equal))
     points.append((schedule.name, *map(float, bubbles), max(held), weights, sum(sizes) / 1024))
-words = "schedule, bubble, own span, weights, held on ranks 0-3, waiting for W, messages, KiB, gradients"
+words = "schedule, bubble, span, weights, held, for W, sent, KiB, gradients"
 table(rows, words.split(", "))
 
 # %%
@@ -566,8 +568,8 @@ show(
 # ## A puzzle: design your own
 #
 # Four ranks, eight micro-batches, room for four activations on each rank. TF = TI = TW = 1, and a message takes 1
-# as well. 1F1B takes 49 units of time, ZB-H1 41. Write the words of each rank; at most 40 pass. Then four live
-# ranks train with your schedule, and their gradients must be the serial ones.
+# as well. 1F1B takes 49 units of time, ZB-H1 41. Write the words of each rank; at most 40 units pass. Then four
+# live ranks train with your schedule, and their gradients must be the serial ones.
 
 
 # %% tags=["exercise"]
@@ -633,12 +635,18 @@ def my_schedule(rank):
 # %% [markdown]
 # ## Bug lab
 #
-# Four bugs of real pipelines, planted in live ranks. Each trains happily. Predict, for each one, which claims differ.
+# Four bugs of real pipelines, planted in live ranks. Each trains happily.
 
 # %%
+guess = predict("In how many is the loss wrong?", 0, 1, 2, 3, 4)
+
+# %%
+found = {}
 for bug, (*place_and_text, schedule) in lab.BUGS.items():
     plan = f"pp=2,micro=4,schedule={schedule}"
-    print(f"{bug}, first step:", differing(two, place_and_text, plan, CONFIG, 8, 11, "gradients"))
+    found[bug] = differing(two, place_and_text, plan, CONFIG, 8, 11, "gradients")
+    print(f"{bug}, first step:", found[bug])
+guess.beside(sum("loss" in claims for claims in found.values()), "computed")
 
 # %% [markdown]
 # The loss is right in three of the four: only the *gradients* tell. And the check that has to run on every schedule,
@@ -669,11 +677,11 @@ print(verify("pp=4,micro=5,schedule=chimera"))
 # ## Read on
 #
 # - Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters": interleaving, section 2.2.
-# - Qi et al. 2023, "Zero Bubble Pipeline Parallelism": the split backward, H1 and H2; 2024, "Pipeline Parallelism
-#   with Controllable Memory": the V.
+# - Qi et al. 2023, "Zero Bubble Pipeline Parallelism": the split backward, H1, H2 and the V; 2024, "Pipeline
+#   Parallelism with Controllable Memory": other Vs, with less memory.
 # - Li & Hoefler 2021, "Chimera": two directions, and a table of all schedules before it.
 # - DeepSeek-AI 2024, "DeepSeek-V3 Technical Report": DualPipe, section 3.2.1.
 # - Li et al. 2021, "TeraPipe": slices of tokens and the dynamic programme.
 # - Lamy-Poirier 2023, "Breadth-First Pipeline Parallelism": why its order suits sharded weights.
 #
-# **Next:** lesson 09, where the pipeline never drains and the gradients become stale.
+# **Next**: [09 Asynchronous pipelines](09_asynchronous_pipelines.ipynb).

@@ -19,7 +19,7 @@ from functools import partial
 import torch
 
 from gpt2lab import Ranks
-from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons import explore, predict, show, show_source, table
 from gpt2lab.lessons.exercises import asynchronous as exercises
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.labs import local_sgd, staleness
@@ -50,8 +50,8 @@ pool = Ranks(4)  # live ranks, started when first used
 # %% [markdown]
 # ## With a flush, and without
 #
-# Four stages, three batches of four micro-batches. Above, lesson 07's 1F1B: each batch fills and drains the pipeline.
-# Below, the same order without a flush.
+# Four stages, three batches of four micro-batches. First, lesson 07's 1F1B: each batch fills and drains the pipeline.
+# Then the same order without a flush.
 
 # %%
 times_of_ops = Cost(1, backward=2)
@@ -293,8 +293,8 @@ except RuntimeError as error:
 
 # %% [markdown]
 # So an engine must say what it means. Ours writes values through `Tensor.data`; whatever a graph has saved then
-# sees the version *in use*. The others are kept beside it. **push** keeps a copy of the version in use, before
-# the optimizer overwrites it; **use** exchanges it with a kept one; **free** forgets. Write them; three live
+# sees the version *in use*. The others are kept beside it. `push` keeps a copy of the version in use, before
+# the optimizer overwrites it; `use` exchanges it with a kept one; `free` forgets. Write them; three live
 # stages train with your stash and are compared with the emulator: weights, versions read, bytes kept after every
 # operation.
 
@@ -523,7 +523,7 @@ table(rows, ["ranks of each stage", "NOAM", "versions kept, rank by rank", "live
 # %% [markdown]
 # **A puzzle, with a score.** Ten layers, at most four ranks, PipeDream's order, 16 micro-batches. A rank has room for
 # 60 units of weights, every kept version counted. How many layers has each stage, and how many micro-batches
-# (`active`) may be in progress? Fewer make fewer versions, and wait.
+# (`active`) may be in progress? Fewer make fewer versions, and wait. At most 500 units pass.
 
 
 # %% tags=["exercise"]
@@ -680,7 +680,7 @@ def update(old, new, gradient, lr):
 # ## What it costs in learning
 #
 # A small GPT-2 learns Shakespeare's letters, four stages, 200 batches, three learning rates, three seeds (of
-# weights and batches). Above: loss by data. Below: by time, where a batch with a flush (m = 4) takes 1 + 3/4 of a
+# weights and batches). Upper row: loss by data; lower: by time, where a batch with a flush (m = 4) takes 1 + 3/4 of a
 # batch without. Recorded by `python -m gpt2lab.lessons.labs.staleness`; the first 20 batches run again here.
 
 # %%
@@ -736,8 +736,8 @@ rows = [
     for scheme in schemes
     for micros in times_by_micros
 ]
-rates = (f"rate {rate}" for rate in staleness.RATES)
-table(rows, ["time", "micro-batches of 1F1B", "its loss minus 1F1B's, three seeds", *rates])
+rates = (f"loss minus 1F1B's, rate {rate}" for rate in staleness.RATES)
+table(rows, ["time", "micro-batches of 1F1B", "scheme", *rates])
 
 # %% [markdown]
 # At equal *data* the flush ends lowest, at every rate and in every seed: staleness costs. At equal *time* it depends
@@ -757,7 +757,12 @@ print(f"largest gap between the two loss curves, three seeds: {gap:.3f} of {righ
 
 # %% [markdown]
 # A gap of 0.015<!--above--> in a loss of 4.57<!--above-->: nobody sees it. Only a comparison of *gradients* or
-# *versions* tells. Predict what each of these bugs makes differ:
+# *versions* tells.
+
+# %%
+guess = predict(
+    "Which bug changes no loss?", "newest always", "stashed too late", "never freed", "head silent"
+)
 
 
 # %%
@@ -794,9 +799,13 @@ bugs = {
     never_freed: (Stash, "free"),
     head_silent: (Asynchronous, "tie"),
 }
+silent = []
 for bug, where in bugs.items():
     claims = worst(pool.run(compared_with_bug, *where, bug, "pp=4,schedule=pipedream"))
-    print(f"{bug.__name__:17}", "; ".join(c.name for c in claims if c.error > 1e-10))
+    differ = "; ".join(c.name for c in claims if c.error > 1e-10)
+    print(f"{bug.__name__:17}", differ)
+    silent += [bug.__name__.replace("_", " ")] * ("losses" not in differ)
+guess.beside(", ".join(silent), "computed")
 
 # %% [markdown]
 # ## The table, by counters
@@ -1051,4 +1060,4 @@ pool.close()
 #   staleness is enough to converge.
 # - Douillard et al. 2023, *DiLoCo*: local steps between rare sums.
 #
-# **Next**: lesson 10, which splits the sequence.
+# **Next**: [10 Splitting the sequence](10_sequence_splitting.ipynb).

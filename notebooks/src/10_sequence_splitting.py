@@ -6,14 +6,14 @@
 # tokens before it, and most of them live elsewhere. The ranks must exchange keys and values forward, and send their
 # gradients home backward. And because later tokens look at more keys, it matters *which* tokens a rank gets.
 #
-# You will meet four layouts and eight exchanges on live ranks, compared with serial GPT-2.
+# You will meet four layouts and eight exchanges on live ranks.
 
 # %% tags=["setup"]
 import torch
 import torch.nn.functional as F
 
 from gpt2lab import Ranks
-from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons import explore, predict, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import context as exercises
 from gpt2lab.lessons.labs import context as lab
@@ -45,13 +45,12 @@ pool = {n: Ranks(n) for n in (2, 3, 4)}  # live ranks, started when first used
 show(
     plots.layer_stack(layout("contiguous", 24, 3)),
     "drawing",
-    "two layers of GPT-2, 24 tokens in slices on three ranks, which talk in attention only: keys and values forward "
-    "(blue), their gradients backward (green).",
+    "two layers of GPT-2, 24 tokens in slices on three ranks, which talk in attention only.",
     "Rows of cells from embedding to loss, coloured by owner; arrows cross the borders only under attention",
 )
 
 # %% [markdown]
-# A **layout** is a table of positions; here the number is the owner.
+# A **token layout** is a table of positions; here the number is the owner.
 
 # %%
 show(
@@ -144,7 +143,15 @@ def owner(t, tokens, ranks, name):
 # ## What breaks first
 #
 # Three things go wrong at the edges of slices. A GPT-2 on two ranks, exchanged correctly,
-# with one bug at a time. **Predict**: which bug changes no loss by much?
+# with one bug at a time.
+
+# %%
+guess = predict(
+    "Which bug changes the loss least?",
+    "local positions",
+    "targets shifted after the split",
+    "each rank divides by its own count",
+)
 
 # %%
 rows = []
@@ -158,6 +165,8 @@ for bug in (
     off = "below 1e-12" if error < 1e-12 else f"{error:.0%}"
     rows.append((bug, f"{loss:.3f}", off, f"{trained[0]} to {trained[-1]}"))
 table(rows, ["bug", "sum of the ranks' losses", "gradient is off by", "rank 1 trains position rows"])
+(_, right, *_), *wrong = rows
+guess.beside(min(wrong, key=lambda row: abs(float(row[1]) - float(right)))[0], "computed")
 
 # %% [markdown]
 # Local positions train rows of the position table that belong to rank 0. A shift after the split loses the last
@@ -261,7 +270,7 @@ for words, summed in (("reduce-scatter", True), ("own slice, no sum", False)):
 # ## Who contributes to whose gradient
 #
 # In the contiguous layout, keys of rank i are seen by ranks i and later. The others' partial sums are
-# exactly zero:
+# zero:
 
 # %%
 results = pool[4].run(attend_by_hand, "contiguous", q, k, v, grad)
@@ -350,7 +359,7 @@ def contributors(root, ranks):
 # ## Eight ways, compared
 #
 # The source gathers q, k *and* v and all-reduces all three gradients. Nobody else reads q, and dQ is complete
-# at home. **Predict** how much less `kv` sends than `qkv`, and `triangle`.
+# at home.
 #
 # | exchange | forward | backward |
 # |---|---|---|
@@ -361,6 +370,9 @@ def contributors(root, ranks):
 # | `triangle` | k, v only to ranks that need them | turned round |
 # | `ring`, `double-ring` | k, v pass round (below) | gradients travel along |
 # | `heads` | all-to-all (lesson 11) | turned round |
+
+# %%
+guess = predict("There and back, `qkv` sends how many times what `triangle` sends?", unit="times")
 
 
 # %%
@@ -378,6 +390,8 @@ table(
     ["exchange", "forward, thousand numbers", "backward", "as predicted", "gradients equal"],
 )
 print("loss of the five that gather or send k and v equal to the last bit:", len(same) == 1)
+total = {name: forward + backward for name, forward, backward in rows}
+guess.beside(total["qkv"] / total["triangle"], "counted")
 
 # %%
 show(
@@ -423,7 +437,7 @@ for tile in (8, 2, 1):
     print(f"tile {tile}: computed {sum(computed):4} of {32 * 33 // 2} needed, per rank {computed}")
 
 # %% [markdown]
-# Below, ranks sleep in proportion to their pairs (*paced*); each
+# Ranks sleep in proportion to their pairs (*paced*); each
 # layer ends with a gather, where the fast ones wait.
 
 
@@ -454,15 +468,15 @@ for name, fig in zip(names, figures, strict=True):
 # %% [markdown]
 # With contiguous slices 1 - mean/busiest = (N-1)/(2N-1) = 3/7 of all time is lost. The BSC team saw rank 0 wait more
 # than 100 ms in each of the 12 layers of a backward pass; after interleaving, "all kernels had the same computation
-# time". Here, two real ranks, 2048 tokens, nothing paced; then the work asked for:
+# time". Here, two real ranks, 2048 tokens, nothing paced:
 
 
 # %% tags=["measured"]
 show(
     plots.kernels({name: trace.merge(pool[2].run(lab.timed_layers, name)) for name in names}),
     "measured",
-    "five layers on two ranks, kernel by kernel: slices give rank 1 more attention, the other two layouts do not.",
-    "Three panels of boxes for attention, MLP and dQ, dK, dV, a pair of ranks for each of three layouts",
+    "five layers (dots) on two ranks: slices give rank 1 more attention, the other two layouts do not.",
+    "Three panels of dots for attention, MLP and dQ, dK, dV, a pair of ranks for each of three layouts",
 )
 
 # %%
@@ -572,7 +586,7 @@ def imbalance(tokens, ranks):
 # %% [markdown]
 # **A puzzle, with a score.** Cut 96 tokens into 12 blocks of 8. Give each of four ranks three blocks, so that all
 # ranks have equally many tokens (the MLP wants that), and make the busiest rank's attention as cheap as you can. The
-# score is its pairs: slices give 2,028, interleaved blocks 1,452.
+# score is its pairs: slices give 2,028, interleaved blocks 1,452; at most 1,260 pass.
 
 
 # %% tags=["exercise"]
@@ -1120,7 +1134,7 @@ print("ring by hand differs from serial attention by", largest_error(results, ex
 # In the package's backward each block's dK, dV follow k, v *one step behind*, so that messages hide behind computing.
 # `double-ring` sends a block round one machine first and then to the next one (Gu et al. 2024).
 #
-# Both trips as three live ranks made them (*paced*: 30 ms a message, 60 ms a block). Where
+# Both trips as three live ranks made them (*paced*: 30 ms a message, 60 ms a block; orange ends at the wait). Where
 # is `kv0` at each step, and which messages of the second trip are gradients?
 
 # %% tags=["measured"]
@@ -1225,7 +1239,7 @@ for plan in ("cp=3,exchange=kv,layout=interleaved", "cp=3,exchange=ring,layout=z
 # ## Appendix: packed documents, fewer keys
 #
 # Training packs several documents into one sequence; a token must not see another one. And in **grouped-query
-# attention** several heads of queries share one head of keys and values. Two lines more:
+# attention** several heads of queries share one head of keys and values:
 
 
 # %%
@@ -1282,4 +1296,4 @@ for shared in (4, 2):
 # - Dao et al. 2022, *FlashAttention*, appendix B: the backward pass.
 # - Gu et al. 2024, *LoongTrain*: the double ring.
 #
-# **Next**: 11 Heads and halos.
+# **Next**: [11 Heads and halos](11_heads_and_halos.ipynb).

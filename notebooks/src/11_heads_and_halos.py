@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from gpt2lab import RankFailed, Ranks
-from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons import explore, predict, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import context as exercises
 from gpt2lab.lessons.labs import context as lab
@@ -324,7 +324,7 @@ for rank, (rows, grads, _) in enumerate(pool[3].run(halo_by_hand, 9, 2)):
 # %% [markdown]
 # ### The adjoint test, and a bug lab
 #
-# If H makes wide rows from own rows, its backward must be the transpose H':
+# If the map H (no longer the number of heads) makes wide rows from own rows, its backward must be the transpose H':
 #
 # $$\langle Hx,y\rangle=\langle x,H'y\rangle\quad\text{for all x and y}$$
 #
@@ -503,9 +503,11 @@ show_source(halo.halo_exchange)
 # sides two neighbours that both send first would wait forever), isend/irecv, an all-gather of everybody's edges, and
 # an all-to-all in which only neighbours have something to say. anemoi measured all four, kept the last. We count (of
 # the all-gather, what its ring sends) and name no winner.
-# **Predict** the rows first: three from each rank but the last. (On a ring, an all-gather passes on all nine, except
-# those of the next rank.) Torch's `gradcheck` moves each number of all ranks' rows a little, and compares the slope
-# with the backward.
+# The rows: three from each rank but the last. Torch's `gradcheck` moves each number of all ranks' rows a little, and
+# compares the slope with the backward.
+
+# %%
+guess = predict("Halos of three rows: which way sends most rows?", *halo.WAYS)
 
 
 # %%
@@ -528,6 +530,10 @@ for way in halo.WAYS:
     rows.append((way, *sums, [f[1:] for f in found] == formula, found[2][0] == list(range(5, 12)), slopes))
 heads = ["rows sent by ranks 0 to 3", "messages", "as predicted", "rank 2 has rows 5 to 11", "gradcheck"]
 table(rows, ["way", *heads])
+guess.beside(max(rows, key=lambda row: sum(map(int, row[1].split())))[0], "counted")
+
+# %% [markdown]
+# On a ring, an all-gather passes on all nine rows, except those of the next rank.
 
 
 # %% tags=["measured"]
@@ -671,7 +677,9 @@ for n, tokens, batch, masked in ((3, 11, 1, True), (4, 37, 3, True), (3, 11, 3, 
 #
 # anemoi exchanges the layer's *input* x: one row a token, once forward, once backward. Then q, k, v of the halo are
 # computed twice, w N / T more a side. Exchanging k and v costs two rows a token and computes nothing twice.
-# **Predict** both:
+
+# %%
+guess = predict("32 tokens, four ranks, window 6: what sends fewest rows?", "heads", "halo-x", "halo-kv")
 
 
 # %%
@@ -686,14 +694,16 @@ def rows_of_a_layer(rank, world_size, exchange, tokens, window):
     return lab.sent(12 * model.wte.weight.element_size()), seen[0]
 
 
-rows = []
+rows, sums = [], {}
 for exchange in ("heads", "halo-x", "halo-kv"):
     found = pool[4].run(rows_of_a_layer, exchange, 32, 6)
+    sums[exchange] = sum(sent for sent, _ in found)
     formula = [
         costs.sent(exchange, layout("contiguous", 32, 4), r, 12, 6)["forward"][0] // 12 for r in range(4)
     ]
     rows.append((exchange, *(str([f[i] for f in found]) for i in (0, 1)), [f[0] for f in found] == formula))
 table(rows, ["exchange", "rows of C sent, ranks 0 to 3", "tokens through c_attn", "as predicted"])
+guess.beside(min(sums, key=sums.get), "counted")
 
 # %% [markdown]
 # Which is faster, forward? More computing against more bytes: k and v of a borrowed row take 4 C² / F seconds at F
@@ -747,8 +757,10 @@ table(rows, ["ranks", "rows sent by the busiest, heads", "halo of x", "all ranks
 #
 # Heads: 4 (N-1)/N² T rows a rank. A halo of the input on both sides, as in anemoi: 2w rows.
 # Equal at $w=2\,(N-1)\,T/N^2$; causal attention needs one side only, so it wins up to twice that window.
-# **Predict** the break-even of 72 tokens on 6 ranks. Then it is run: heads, and halos just that wide. A shard has 12
-# tokens, so some come from two ranks away.
+# Below it is run: heads, and halos just that wide. A shard has 12 tokens, so some come from two ranks away.
+
+# %%
+guess = predict("The break-even window of 72 tokens on 6 ranks?", unit="tokens")
 
 
 # %%
@@ -769,6 +781,7 @@ for window in (predicted - 1, predicted, predicted + 1):
         f"rows sent by ranks 0 to 5, halos of {window} on both sides:",
         pool[6].run(rows_both_sides, window),
     )
+guess.beside(predicted, "computed")
 
 # %% [markdown]
 # Ranks 2 and 3, with two neighbours on either side, send 40<!--above--> rows, as many as with heads; those near the
@@ -790,7 +803,7 @@ show(
 explore(
     plots.heads_or_halos,
     "computed",
-    "window {window}, {ranks} ranks, {tokens} tokens: rows of C numbers that the busiest rank sends, forward, causal.",
+    "window {window}, {ranks} ranks, {tokens} tokens: rows of C numbers that the busiest rank sends, causal.",
     "Three bars: heads, halo of the input, halo of keys and values",
     window=(1, 64, 16),
     ranks=(2, 8, 4),
@@ -990,4 +1003,4 @@ for exchange in ("heads", "halo-x", "halo-kv"):
 # - Beltagy et al. 2020, *Longformer*: why a window is enough when layers are stacked.
 # - Fang & Zhao 2024, *USP*: heads inside a machine and a ring between machines, and when which is better.
 #
-# **Next**: 12 Mixture of experts.
+# **Next**: [12 Mixture of experts](12_mixture_of_experts.ipynb).

@@ -6,8 +6,6 @@
 # experts must share the work (*balance*). An expert with too much work may refuse some
 # (*capacity*, *drops*). And the experts need not live on one rank: give each rank some, and send the tokens to
 # them by **all-to-all**, there and back. That is expert parallelism, the word `ep` of a plan; it divides `dp`.
-#
-# On two live ranks, four of eight experts each:
 
 # %% tags=["setup"]
 from dataclasses import replace
@@ -32,6 +30,9 @@ from gpt2lab.verify import verify
 
 # %% tags=["setup"]
 torch.set_num_threads(1)
+
+# %% [markdown]
+# On two live ranks, four of eight experts each:
 
 # %%
 print(verify("dp=2,ep=2"))
@@ -349,7 +350,7 @@ def gate(p, room):
 # %% [markdown]
 # ## Balance
 #
-# A router that learns only from the loss prefers experts that are already good. Two remedies.
+# A router that learns only from the loss prefers experts that are already good.
 #
 # - A **load loss**, E sum_e f_e p_e: f_e is expert e's share of the choices (a count, no gradient), p_e its mean
 #   probability. It is 1 when all are even.
@@ -360,8 +361,7 @@ def gate(p, room):
 # Both are sums over tokens: sum everywhere, divide once. The bias is a parameter whose *gradient* is the excess
 # load, so buckets, ZeRO and checkpoints carry it.
 #
-# Serial runs of 200 steps on letters of Shakespeare, eight experts, k = 2, three seeds each. Another
-# processor rounds otherwise: your numbers may differ.
+# Serial runs of 200 steps on letters of Shakespeare, eight experts, k = 2, three seeds each.
 
 # %% tags=["measured"]
 torch.set_default_dtype(torch.float32)
@@ -382,10 +382,10 @@ for name, three in runs.items():
 show(
     plots.loads({name: three[0].shares for name, three in runs.items()}),
     "counted",
-    "each expert's share of the choices in the last layer, a running mean over 10 steps, seed 0. Without balance two "
-    "experts soon take all: one half each, the most at k = 2.",
-    "Three panels of eight curves: without balance two rise to one half and six fall to nothing at first; "
-    "with the bias they come together",
+    "experts' shares of the choices in the last layer, stacked, a running mean over 10 steps, seed 0. Without balance "
+    "two experts soon take all: one half each, the most at k = 2.",
+    "Three panels of eight stacked bands: without balance two fill the panel and six vanish at first; "
+    "with the bias all come to the same height",
 )
 
 # %% [markdown]
@@ -419,7 +419,7 @@ for name, three in first.items():
 show(
     plots.by_letter({name: first[name][0] for name in ("before training", "load loss", "nothing")}, text),
     "counted",
-    "of each letter's choices, the share of each expert, seed 0. With balance an expert takes certain letters.",
+    "of each letter's first choices, the share of each expert, seed 0. With balance an expert takes certain letters.",
     "Three maps of eight experts against letters: pale before training, then a dark box in most columns, "
     "without balance most in one row",
 )
@@ -469,7 +469,7 @@ show(
 # ### Exercise: there and back on live ranks
 #
 # `comm.all_to_all(parts, axis, shapes)` sends part p to rank p; `shapes` are the shapes that come. Gradients must
-# come through. The test counts your bytes: rows that stay must not travel, and none twice.
+# come through. Bytes are counted: rows that stay must not travel, none twice, counts once.
 
 
 # %% tags=["exercise"]
@@ -627,6 +627,17 @@ def there(rows, counts, axis):
     return torch.cat(comm.all_to_all(rows.split(by_rank.sum(1).tolist()), axis, shapes)), table
 
 
+# %% tags=["wrong"]
+# FAIL: and counts, told once, 32
+# MISTAKE: The counts are told twice, and what came first is not read.
+def there(rows, counts, axis):
+    by_rank = counts.view(axis.size, -1)
+    comm.all_to_all(list(by_rank), axis)
+    table = torch.stack(comm.all_to_all(list(by_rank), axis))
+    shapes = [(int(n), rows.size(1)) for n in table.sum(1)]
+    return torch.cat(comm.all_to_all(rows.split(by_rank.sum(1).tolist()), axis, shapes)), table
+
+
 # %% [markdown]
 # The package's version starts the exchange, lets the *shared* expert (which every token passes) compute meanwhile,
 # and then waits. In backward `_Wait` starts, the shared expert's
@@ -767,9 +778,9 @@ table(rows, [*header, "bytes: weights, once", "rows", "gradients, each step"])
 # Sampling has no gradients to sum: there copies are cheap.
 #
 # **A puzzle, with a score.** A rank has room for three experts, copies or not;
-# its rows stay if their expert is at home, else its copies share them evenly. A layer takes a unit for each row of the
-# busiest rank, and two for each on the busiest link (a rank's; both ways at once). In order, without copies, it takes
-# 1,632.
+# its rows stay if their expert is at home; else that expert's copies share them evenly. A layer takes a unit for each
+# row of the busiest rank, and two for each on the busiest link (one a rank, both ways at once). In
+# order, without copies, it takes 1,632; at most 900 pass.
 
 
 # %% tags=["exercise"]
@@ -951,8 +962,7 @@ off = max(launch(dropped_alike, ranks=2, echo=False))
 print(f"group=rank   dp=2,ep=2 equals one rank with two micro-batches of these rows: {off < 1e-12}")
 
 # %% [markdown]
-# `ep` composes; here with tensor parallelism, which cuts each expert's hidden
-# features.
+# With tensor parallelism, which cuts each expert's hidden features:
 
 # %%
 print(verify("dp=2,ep=2,tp=2"))
@@ -990,7 +1000,7 @@ for habit, kinds in launch(lab.habits, ranks=2, echo=False)[0].items():
 # $$\frac{\text{wire time}}{\text{compute time}}=
 # \frac{n-1}{n}\cdot\frac{4\,e}{\text{wire bytes/s}}\cdot\frac{\text{flop/s}}{6\,w\,H}$$
 #
-# | machine | flop/s a rank | bytes/s a rank | source |
+# | machine | flop/s a rank, at peak | bytes/s a rank | source |
 # |---|---|---|---|
 # | this laptop, 2 ranks | 5e10 | 2e9 | lesson 02's order of magnitude |
 # | 8 H100 in one box | 989e12 | 450e9 | NVIDIA's data sheet: 1,979 TFLOP/s if sparse, 900 GB/s both ways |
@@ -1013,7 +1023,7 @@ show(
 )
 
 # %% [markdown]
-# On the network even wide experts wait: below H = 8,654<!--above--> (gated) the wire decides, in one box below
+# On the network even wide experts wait: at peak, below H = 8,654<!--above--> (gated) the wire decides, in one box below
 # 855<!--above-->. So a token is sent to few machines (DeepSeek-V3: four), in two hops, and computing runs beside
 # it.
 #
@@ -1060,4 +1070,6 @@ table(
 # - Zhou et al. 2022, expert choice (arXiv:2202.09368): balance without a loss, and what it costs a causal model.
 # - Gale et al. 2022, *MegaBlocks* (arXiv:2211.15841): products of uneven blocks.
 # - Rajbhandari et al. 2022, *DeepSpeed-MoE* (arXiv:2201.05596), section 5: the hierarchical exchange.
-# - DeepSeek-AI 2024, *DeepSeek-V3* (arXiv:2412.19437), section 3.2: DeepEP is its exchange as code.
+# - DeepSeek-AI 2024, *DeepSeek-V3* (arXiv:2412.19437), section 3.2: DeepEP's exchange, explained.
+#
+# **Next**: [13 Threads and tasks](13_threads_and_tasks.ipynb).

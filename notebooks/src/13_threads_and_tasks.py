@@ -549,7 +549,8 @@ path = [t.name for t in judge.critical_path(tasks.graph, lambda task: took[task.
 show(
     plots.workers(spans, "The same tasks, each as soon as it can; outlined: the critical path", path),
     "measured",
-    "no barrier: gradients of weights (yellow) and updates fill what the chain of the backward leaves free.",
+    "no barrier: gradients of weights (yellow) and updates fill what the chain of the backward leaves free. The "
+    "iteration need not be shorter: a task takes longer while another computes beside it.",
     "Two rows of coloured bars with few gaps; a line joins the outlined bars of the critical path",
 )
 
@@ -587,9 +588,9 @@ for workers in (1, 2, 4, 8, 16):
 table(rows, ["virtual cores", "fork-join, ms", "tasks, ms", "speed-up of fork-join", "speed-up of tasks"])
 
 # %% [markdown]
-# What fork-join leaves on one thread stays there. On real cores this size gains little or nothing from a second
-# worker. Measured reasons: tasks take longer when others compute beside them, as they share memory and caches; and
-# short ones are largely Python. Do wider models gain?
+# What fork-join leaves on one thread stays there. On real cores this size gains little from a second
+# worker, or even loses. Measured reasons: tasks take longer when others compute beside them, as they share memory
+# and caches; and short ones are largely Python. Do wider models gain?
 
 
 # %%
@@ -621,7 +622,8 @@ show(
     plots.executors(elements, executors(elements)),
     "measured",
     "AdamW's update of four million numbers on two workers, in 256 blocks to one, by executor; all bits are equal. "
-    "Two are hardly faster than one: the limit is memory.",
+    "Torch's own threads gain a little from the second core; the others may be slower than one thread: the limit is "
+    "memory.",
     "Five lines over the size of a block: steeply down on the left, level on the right; that of torch is flat",
 )
 
@@ -640,7 +642,8 @@ table(valley, ["blocks", "ms on eight virtual cores (paced)"])
 
 # %% [markdown]
 # **A puzzle, with a score.** How large should pieces be? A GPT-2 of one layer, width 32, four rows of 16 tokens, three
-# workers. A task takes a unit for every 128 elements that it touches, and 4 for the runtime. `Blocks()` take 1,604.
+# workers. A task takes a unit for every 128 elements that it touches, and 4 for the runtime. `Blocks()` take
+# 1,604; at most 1,100 pass.
 
 
 # %% tags=["exercise"]
@@ -933,8 +936,9 @@ def both_receive_first(rank, world_size):
 try:
     pool.run(both_receive_first)
 except RuntimeError as error:
-    text = str(error)
-    print("0 -> 1 -> 0" in text, "of task 'their x'" in text)
+    circle, first, *_ = str(error).splitlines()
+    print(circle.partition(". Each")[0])
+    print("rank 0 waits in", first.partition(" in ")[2].partition(";")[0])
 
 # %% [markdown]
 # ## Ranks that lend each other cores
@@ -951,7 +955,8 @@ show_source(Cores)
 show(
     plots.times(labs.lend(pool), "48 tasks on rank 0, 8 on rank 1"),
     "measured",
-    "pinned, rank 1's core cannot help; lent, it works for rank 0 in the end; oversubscribed, the system decides.",
+    "pinned, rank 1's core cannot help; lent, it works for rank 0 in the end; oversubscribed, the "
+    "system decides, which may be as fast. Lending never has more threads at work than there are cores.",
     "Three horizontal bars of times",
 )
 
@@ -990,7 +995,8 @@ for rows in (2, 8, 32):
 show(
     plots.times(times, "An iteration of a small GPT-2, float32"),
     "measured",
-    "two cores as two workers of one rank, and as two ranks, for batches of three sizes.",
+    "two cores as two workers of one rank, and as two ranks, for batches of three sizes. The sum of gradients costs "
+    "two ranks the same for 2 rows as for 32.",
     "Six horizontal bars of times, two for each batch",
 )
 
@@ -1031,4 +1037,4 @@ print("bytes:", sum(call.bytes for r in ranks for call in r[3]), sum(int(line[-2
 # - Blumofe & Leiserson 1999: bounds for work stealing.
 # - Karp & Flatt 1990: measured serial share.
 #
-# **Next**: lesson 14, where the layouts themselves are data.
+# **Next**: [14 Sharding algebra](14_sharding_algebra.ipynb).

@@ -23,6 +23,7 @@ from gpt2lab.lessons import explore, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import sharding as exercises
 from gpt2lab.lessons.labs import sharding as labs
+from gpt2lab.lessons.labs.types import Types
 from gpt2lab.model import GPT2, MLP, GPT2Config
 from gpt2lab.plots import sharding as plots
 from gpt2lab.ranks import comm
@@ -74,7 +75,8 @@ for (kind, size), count in sizes.items():
 
 # %% [markdown]
 # 10 sums<!--above--> of 7 x 11 x 24 = 1,848<!--above--> numbers, (B, T, C): two forward and two backward for each of
-# two layers, one for the embedding, one for the head. Now the run, beside serial PyTorch.
+# two layers, one for the embedding, one for the head. The other four are the loss over a cut vocabulary: a maximum and
+# two sums for each of 77 tokens, then the loss itself. Beside PyTorch:
 
 # %%
 tokens = example_batch(config, 7, 11)
@@ -143,7 +145,7 @@ show(
 )
 
 # %% [markdown]
-# **Predict** three entries before you read them off: n - 1 parts pass through each rank of a ring.
+# Derive three entries first: n - 1 parts pass through each rank of a ring.
 
 
 # %% tags=["exercise"]
@@ -235,13 +237,14 @@ print("right in value, gradient and bytes, of 16:", launch(all_pairs, ranks=4))
 # ### Backward: opposite, with R for P
 #
 # The gradient of a cut tensor is cut alike. The gradient of a partial sum is *whole* on each rank (every term
-# counts fully), and that of a replicated one replicated. So the way back from S0R to RR is a slice, and
-# from RRP0 to S0R (a reduce-scatter) an all-gather: the price of the opposite change, with RR for RRP0.
+# counts fully), and that of a replicated one replicated (lesson 06's I; its R, used differently, has P). So the way
+# back from S0R to RR is a slice, and from RRP0 to S0R (a reduce-scatter) an all-gather: the price of the opposite
+# change, with RR for RRP0.
 #
 # ## The cheapest path
 #
 # On 2 x 2 ranks, a tensor is partial over both axes and is wanted whole. Two all-reduces, one over each axis, send 2 M
-# a rank; one over all four ranks, as one ring, 2 · 3/4 M. The table of steps is a graph of layouts. Its shortest path
+# a rank; one over all four ranks 2 · 3/4 M. The table of steps is a graph of layouts. Its shortest path
 # finds 1.5 M with messages along single axes, so that one of them may stay inside a machine:
 
 # %%
@@ -293,7 +296,7 @@ def sum_over_both(x, x_axis, y_axis):
 
 
 # %% [markdown] tags=["hint"]
-# Read the path above from left to right. The dear step is the sum over the second axis: do it while the tensor is as
+# Read the path above from top to bottom. The dear step is the sum over the second axis: do it while the tensor is as
 # small as it can be.
 
 
@@ -346,7 +349,7 @@ def sum_over_both(x, x_axis, y_axis):
 # %% [markdown]
 # ## Operators say how they can be cut
 #
-# Nobody lists this by hand. An operator is a lambda over indices (Tofu's idea), and the options follow from
+# An operator is a lambda over indices (Tofu's idea), and the options follow from
 # looking at the expression: an index of the result cuts the result, an index of a sum leaves a partial sum.
 
 # %%
@@ -504,12 +507,16 @@ def forgotten(rank, world_size):
 
 
 (bug, right, local0, soft0), (_, _, local1, soft1) = launch(forgotten, ranks=2)
-equal = lambda a, b: torch.allclose(a, b)
-print("gelu of a partial sum:", equal(bug, F.gelu(X @ W)), "  after the sum:", equal(right, F.gelu(X @ W)))
-softmax = (X @ W).softmax(1)
-print("softmax of a shard:   ", equal(torch.cat([local0, local1], 1), softmax), end="   ")
-print("with max and sum:", equal(torch.cat([soft0, soft1], 1), softmax))
-print("rows of the shards' softmax add up to", round(torch.cat([local0, local1], 1).sum(1).mean().item(), 6))
+gelu, soft = F.gelu(X @ W), (X @ W).softmax(1)
+own, summed = torch.cat([local0, local1], 1), torch.cat([soft0, soft1], 1)
+print("gelu of a partial sum:", torch.allclose(bug, gelu), "  after the sum:", torch.allclose(right, gelu))
+print("softmax of a shard:", torch.allclose(own, soft), "  with max and sum:", torch.allclose(summed, soft))
+print("rows of the shards' softmax add up to", round(own.sum(1).mean().item(), 6))
+
+# %%
+with Types() as types:  # of lesson 06: layouts that know no dimensions, on one process
+    term, shard = types.give(X[:, :4] @ W[:4], tp="P"), types.give((X @ W)[:, :2], tp="V")
+    print("the two, as types:", types.said(F.gelu, term), types.said(torch.softmax, shard, 1), sep="\n- ")
 
 # %% [markdown]
 # ## Names: Mesh-TensorFlow
@@ -591,7 +598,7 @@ explore(
     "the MLP's operators in the order of the program, forward and backward, after round {step}.",
     "Boxes for the operators of an MLP, of which those that are decided after round {step} show their layout",
     posters=[{"step": 1}, {"step": 4}, {"step": len(one_mark.rounds)}],
-    step=(1, len(one_mark.rounds), 4),
+    step=(1, len(one_mark.rounds), len(one_mark.rounds)),
 )
 
 # %% [markdown]
@@ -604,6 +611,8 @@ explore(
 spread = propagate(graph, marks, {"x": 2})
 recorded, cut = spread.rounds, {n: Mark(one.text(["x"])) for n, one in spread.layouts.items() if one.axes}
 print("with all cuts as marks nothing changes:", propagate(graph, cut, {"x": 2}).layouts == spread.layouts)
+
+# %%
 chain = tofu.LinkChain(graph)
 parts = ["embedding", "attention 0", "MLP 0", "attention 1", "MLP 1", "head"]
 part_rows = {part: list(link.nodes) for part, link in zip(parts, chain.links, strict=True)}
@@ -878,7 +887,8 @@ show(
 # - **batch**: one all-reduce for each gradient, and the loss. Data parallelism.
 # - **sequence**: keys and values are gathered, forward and again backward; their gradients reduce-scattered.
 #   Lesson 10's `kv`; all else as **batch**.
-# - **ZeRO-3**: matrices of blocks are gathered twice, norms and biases once, each gradient reduce-scattered.
+# - **ZeRO-3**: 8 matrices of blocks are gathered twice, `wte` three times, 18 norms and biases once; gradients are
+#   reduce-scattered. The loss and the read rows of `wpe` are all-reduced.
 # - **ZeRO-1**: only AdamW's moments are marked. Then the gradient is wanted cut, the all-reduce becomes a
 #   reduce-scatter, and the new weights are gathered: the rewrite of lesson 05, found by the algebra.
 #
@@ -893,8 +903,7 @@ for name, one in made.items():
 
 # %% [markdown]
 # How the graph is captured: `make_fx` runs loss and `autograd.grad` once on tensors without numbers and writes
-# down every operator. Backward is then ordinary operators, so Megatron's f, which exists only in backward, needs no
-# rule of its own.
+# down every operator. Backward is then ordinary operators.
 
 # %%
 show_source(Interpreter._change, Interpreter.run)
@@ -939,8 +948,8 @@ print(f"batch and Megatron send the same at {77 * one_each[0] / one_each[1]:.0f}
 # each link first completed its sums, where the partitioner goes directly to the next layout. Its prices are upper
 # bounds.
 #
-# At the second halving fewer tokens are left to each half, and weights are cut: the marks called *both* above. On four
-# ranks:
+# At the second halving each half has fewer tokens, and of 77 it cuts all weights: the marks called *both* above. On
+# four ranks:
 
 # %%
 found_cut = chain.program(chain.recursive("xy")[-1], {"x": 2, "y": 2})
@@ -951,8 +960,8 @@ print(f"bytes: {tofu.bytes_of_all(found_cut):,}; batch over both axes {tofu.byte
 
 # %% [markdown]
 # **A puzzle, with a score.** You place the marks: a GPT-2 of one layer and 4 x 8 tokens, four ranks, of which each has
-# room for 30 % of the weights and half of the tokens. Its dimensions have the names above; `"vocab:x, embd:y"` cuts
-# two. Let all ranks together send least. The marks called *both* send 117 KiB, and need room for 55 %.
+# room for 30 % of the weights and half of the tokens. `"vocab:x, embd:y"` cuts
+# two dimensions. Let all ranks together send least. The marks called *both* send 117 KiB, and need room for 55 %.
 
 
 # %% tags=["exercise"]
@@ -1027,7 +1036,7 @@ def cheapest_marks():
 # A mesh x, y, z for C = A B: x cuts the rows of C, y its columns, z the inner index. One axis alone is 1-D. x and y
 # are SUMMA, which broadcasts panels of A and B. z adds layers, each with its part of the inner index: a term of C.
 # As many layers as rows and columns is 3-D, fewer is 2.5-D. No algorithm can send less than the bound, whatever its
-# memory (Al Daas et al. 2022).
+# memory.
 
 
 # %%
@@ -1110,7 +1119,7 @@ show(
 
 # %% [markdown]
 # Placing sends little and idles; micro-batches fill its idle time (lesson 07). Cutting keeps everybody busy and sends
-# more (less, where the middle is wide). Lesson 17 lets a search choose.
+# more (less, where the middle is wide).
 #
 # ## Questions
 #
@@ -1138,4 +1147,5 @@ show(
 # - Yuan et al. 2021, *OneFlow*, arXiv:2110.15032: S, B and P, and the table of prices between them.
 # - van de Geijn & Watts 1997, *SUMMA*; Agarwal 1995 (3-D); Solomonik & Demmel 2011 (2.5-D); Al Daas et al.
 #   2022, arXiv:2205.13407: bounds on bytes.
-# - Jia, Zaharia & Aiken 2019, arXiv:1807.05358: cuts and places in one search.
+#
+# **Next**: [15 Device meshes](15_device_meshes.ipynb).

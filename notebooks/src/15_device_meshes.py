@@ -15,7 +15,7 @@ import torch
 import gpt2lab.verify as checks
 from gpt2lab import Ranks, compositions
 from gpt2lab.corpus import Batches, plays
-from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons import explore, predict, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import meshes as exercises
 from gpt2lab.lessons.labs import handover
@@ -90,7 +90,7 @@ explore(
     "{order}, outermost first; ranks dealt to two nodes (grey): {dealt}.",
     "Three drawings of a cube of eight ranks, one for each axis of {order}",
     posters=[{"order": "tp > dp > pp", "dealt": "blocks"}, {"order": "pp > dp > tp", "dealt": "round robin"}],
-    order=["pp > dp > tp", "tp > dp > pp", "dp > tp > pp"],
+    order=["tp > dp > pp", "pp > dp > tp", "dp > tp > pp"],
     dealt=["blocks", "round robin"],
 )
 
@@ -366,13 +366,16 @@ show(
 # ## Predicted, then seen
 #
 # A message takes α + S β (lesson 03). So each call of the log has a price on given links, the slowest edge of
-# a ring deciding. We say: 0.05 ms and 400 MB/s inside a node, 2 ms and 20 MB/s between. **Predict** before
-# you run: which of the four plans suffers most from round robin?
+# a ring deciding. We say: 0.05 ms and 400 MB/s inside a node, 2 ms and 20 MB/s between.
+
+# %%
+guess = predict("Which plan suffers most from round robin?", *LIVE)
 
 # %%
 predicted = {t: {n: max(s[n] for _, s in found) for n in DEALT} for t, found in counted.items()}
 for text, cost in predicted.items():
     print(f"{text:18}", ", ".join(f"{name} {1e3 * s:4.0f} ms" for name, s in cost.items()))
+guess.beside(max(LIVE, key=lambda t: predicted[t]["round robin"] / predicted[t]["blocks"]), "computed")
 
 # %% [markdown]
 # **HSDP**, hybrid sharding, cuts ZeRO-3 at the same border: the ranks of a node share the weights out and gather them
@@ -1102,8 +1105,8 @@ show_source(launchers.launched, meeting.meet_all)
 # %% [markdown]
 # Then `launchers.process_group` joins them: NCCL where a rank has a GPU, gloo else.
 #
-# One decision comes before any mesh: how many ranks for the cores you have? The BSC team found that 4 ranks
-# of 28 cores beat one process with 112 threads, if only the batch is large enough to give each rank work.
+# One decision comes before any mesh: how many ranks for the cores you have? The BSC team found (wiki of llm.c-gpt2)
+# that 4 ranks of 28 cores beat one process with 112 threads, if only the batch is large enough to give each rank work.
 # Here: one rank with two threads against two ranks with one thread each.
 
 
@@ -1156,4 +1159,4 @@ show(
 #   small CPU programs on gloo that show them, as here.
 # - Zhang, Zheng, Li & Stoica, ICML 2022 tutorial *Big Model*: meshes on slides.
 #
-# **Next**: **16 Placement and balance**.
+# **Next**: [16 Placement and balance](16_placement_and_balance.ipynb).

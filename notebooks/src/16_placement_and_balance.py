@@ -18,7 +18,7 @@ from itertools import pairwise, permutations
 import torch
 
 from gpt2lab import Ranks
-from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons import explore, predict, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import placement as exercises
 from gpt2lab.lessons.labs import placement as lab
@@ -273,9 +273,9 @@ print(f"list scheduling: {work / greedy.seconds:.3f} times, devices", *greedy.wh
 # List scheduling gains nearly nothing: it sends the input of k *and* v away, counts each message as if it were alone,
 # and both leave by the one port of device 0. Branch and bound moves only one of them.
 #
-# That is the tutorial's verdict on placing branches: it works for nets that have branches, and even then the devices
-# are poorly used. And it is real: below every operator runs on the rank where it was placed, forward and backward, and
-# a result is sent once to each rank that reads it. The lines that matter:
+# The ICML 2022 tutorial *Big Model* says the same of placing branches: it works for nets that have branches, and even
+# then the devices are poorly used. And it is real: below every operator runs on the rank where it was placed, forward
+# and backward, and a result is sent once to each rank that reads it. The lines that matter:
 
 # %%
 show_source(lab.PlacedBlock.forward)
@@ -314,8 +314,10 @@ for name, (where, groups, parallel) in cases.items():
 # `logits += rate * mean((reward - baseline) * (chosen - chances))`
 #
 # A reward is minus the time of a draw (in units of one device's time), the baseline its recent average, `chosen` is 1
-# at the device that was drawn. So a draw better than the average becomes likelier. **Predict:** will it find the
-# optimum of 531,441 placements in 1,600 draws? Will it beat the greedy one?
+# at the device that was drawn. So a draw better than the average becomes likelier.
+
+# %%
+guess = predict("How many of four seeds find the best of 531,441 placements in 1,600 draws?", 0, 1, 2, 3, 4)
 
 # %%
 learned = reinforce(block, seed=0)
@@ -329,8 +331,9 @@ show(
 
 # %%
 print(f"optimum {1e3 * optimum.seconds:.2f} ms, list scheduling {1e3 * greedy.seconds:.2f} ms")
-for seed in range(4):
-    print(f"REINFORCE, seed {seed}: {1e3 * reinforce(block, seed=seed).best.seconds:.2f} ms")
+found = [reinforce(block, seed=seed).best.seconds for seed in range(4)]
+print(*(f"REINFORCE, seed {seed}: {1e3 * seconds:.2f} ms" for seed, seconds in enumerate(found)), sep="\n")
+guess.beside(sum(seconds < optimum.seconds * (1 + 1e-9) for seconds in found), "simulated")
 
 # %% [markdown]
 # A seed decides what it finds, and it never knows how good that is. Compare the two curves as well: with seed 0 the
@@ -674,15 +677,14 @@ def A(j, m):
 value, stages = min((A(len(chain), m) for m in range(1, 5)), key=lambda plan: plan[0])
 print("the package's plan:", (value, stages) == balance.pipedream(chain, 4))
 least = min(balance.pipedream_cost(chain, plan) for plan in plans)
-rows = [("PipeDream", words(stages), 1e3 * value, 1e3 * least)]
+rows = [("PipeDream (a micro-batch)", words(stages), 1e3 * value, 1e3 * least)]
 value, stages = balance.dapple(chain, 4, micros=8)
 least = min(balance.dapple_latency(chain, plan, 8) for plan in plans)
-rows.append(("DAPPLE (8 micro-batches)", words(stages), 1e3 * value, 1e3 * least))
+rows.append(("DAPPLE (a step of 8)", words(stages), 1e3 * value, 1e3 * least))
 value, members = stages_by_ilp(graph, computed, 4)
 least = min(slowest(computed, bounds) for s in range(1, 5) for bounds in every_cut(8, s))
-rows.append(
-    ("integer program", words(ChainStage(m[0], m[-1] + 1) for m in members if m), 1e3 * value, 1e3 * least)
-)
+stages = [ChainStage(m[0], m[-1] + 1) for m in members if m]
+rows.append(("integer program (a micro-batch)", words(stages), 1e3 * value, 1e3 * least))
 print(f"{len(plans)} plans of stages with replicas on at most four devices")
 table(rows, ["planner", "layers of each stage", "cost in ms", "exhaustive search"])
 
@@ -704,7 +706,7 @@ for memory in (40e6, 12e6, 9e6):
     print(f"Piper, {memory / 1e6:.0f} MB a device: {1e3 * value:.2f} ms a micro-batch;", "; ".join(said))
 
 # %% [markdown]
-# As memory gets tight, Piper gives up as little speed as it can. The tests compare every planner with exhaustive
+# The tests compare every planner with exhaustive
 # search on chains of one to ten layers, and the integer program and the down-sets on random graphs as well.
 
 # %% [markdown]
@@ -733,7 +735,7 @@ def stages_and_devices():
 check("unlike devices", exercises.unlike, stages_and_devices)
 
 # %% [markdown] tags=["hint"]
-# exercises.unlike_step((0, 4, 7, 10, 14), ["slow", "slow", "fast", "fast"]) gives the numbers of one answer. Where do
+# `exercises.unlike_step((0, 4, 7, 10, 14), ["slow", "slow", "fast", "fast"])` gives the numbers of one answer. Where do
 # activations pile up, and who has the memory for them? Which layer is the heaviest?
 
 
@@ -837,7 +839,7 @@ print(f"all cuts and places at once {1e3 * at_once[0]:.1f} ms, with the cut {at_
 #
 # <details><summary>2. Why does placing operators gain so little for GPT-2?</summary>
 # Its graph is almost a chain: only q, k, v (or groups of heads) can run at the same time. Pipelining gains because it
-# puts *several* micro-batches into the graph.</details>
+# puts <em>several</em> micro-batches into the graph.</details>
 #
 # <details><summary>3. Why may branch and bound ignore that messages share links?</summary>
 # A bound must never be too large. Sharing only makes messages later, so the time without it is a lower bound.</details>
@@ -855,7 +857,7 @@ print(f"all cuts and places at once {1e3 * at_once[0]:.1f} ms, with the cut {at_
 #
 # ## Read on
 #
-# - Mirhoseini et al. 2017, *Device placement optimization with reinforcement learning*; 2018, *Hierarchical planning
+# - Mirhoseini et al. 2017, *Device placement optimization with reinforcement learning*; 2018, *A hierarchical model
 #   for device placement*; Addanki et al. 2019, *Placeto* (arXiv:1906.08879): who learned to place.
 # - Topcuoglu et al. 2002 (HEFT): the list scheduler used here.
 # - Narayanan et al. 2019, *PipeDream*, section 3.1: stages and replicas by dynamic programming.
@@ -864,4 +866,4 @@ print(f"all cuts and places at once {1e3 * at_once[0]:.1f} ms, with the cut {at_
 # - Tarnawski et al. 2021, *Piper*: memory, recomputing and replicas decided together, on graphs.
 # - Zhang, Zheng, Li & Stoica, ICML 2022 tutorial *Big Model*, parts 2.1 and 2.4: both questions on slides.
 #
-# **Next**: **17 Automatic parallelism**.
+# **Next**: [17 Automatic parallelism](17_automatic_parallelism.ipynb).

@@ -22,7 +22,7 @@ import torch
 
 from gpt2lab import RankFailed, Ranks, launch
 from gpt2lab.cli import main
-from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons import explore, predict, show, show_source, table
 from gpt2lab.lessons.exercises import check, replicas
 from gpt2lab.lessons.exercises import faults as exercises
 from gpt2lab.lessons.labs import faults as lab
@@ -393,8 +393,10 @@ for micro, how in ((1, "as it was"), (2, "in two micro-batches")):
 #
 # ### Four mistakes with PyTorch's own tools
 #
-# `DistributedDataParallel` (DDP) sends gradients from hooks, bucket by bucket. Predict: which of the four common
-# mistakes below gives a message?
+# `DistributedDataParallel` (DDP) sends gradients from hooks, bucket by bucket.
+
+# %%
+guess = predict("Four common mistakes follow: how many give a message?", 0, 1, 2, 3, 4)
 
 
 # %%
@@ -434,8 +436,9 @@ def four_mistakes(rank, world_size):
     return found
 
 
-for name, value in pool[2].run(four_mistakes)[0].items():
+for name, value in (found := pool[2].run(four_mistakes)[0]).items():
     print(f"{name}: {value}")
+guess.beside(sum(isinstance(value, str) for value in found.values()), "counted")
 
 # %% [markdown]
 # One of four, and one step late. DDP decides in *forward* whether backward will send, so the second `no_sync` saved
@@ -620,8 +623,10 @@ table(rows, ["resumed on", "the next three losses differ by"])
 #
 # ### Bug lab: the first loss does not show it
 #
-# Suppose a checkpoint forgets Adam's moments. The weights are right. **Predict**: which loss after resuming is the
-# first wrong one?
+# Suppose a checkpoint forgets Adam's moments. The weights are right.
+
+# %%
+guess = predict("Which loss after resuming is the first wrong one?", 1, 2, 3)
 
 
 # %%
@@ -632,8 +637,10 @@ def forgetful(rank, world_size, folder):
     return steps(one, 3)
 
 
-for i, (a, b) in enumerate(zip(pool[1].run(forgetful, folder)[0], losses, strict=True), 1):
-    print(f"loss {i} after resuming:", "equal" if abs(a - b) < 1e-12 * b else "wrong")
+resumed = enumerate(zip(pool[1].run(forgetful, folder)[0], losses, strict=True), 1)
+wrong = [i for i, (a, b) in resumed if abs(a - b) > 1e-12 * b]
+print("of three losses after resuming are wrong:", wrong)
+guess.beside(wrong[0], "computed")
 
 # %% [markdown]
 # The first loss is computed before the first update, so a test of resuming that looks at one loss is no test. The same
@@ -943,8 +950,7 @@ print(f"{len(first)} ranks, one of them killed at step 2")
 
 # %%
 second = lab.wait_until(agent, lambda: len(new := set(agent.children()) - set(first)) == 2 and new)
-alive = sum(rank.is_running() for rank in first)
-print(f"{len(second)} new ranks; of the first two, alive: {alive}")
+print(f"{len(second)} new ranks; of the first two, alive: {sum(rank.is_running() for rank in first)}")
 print("torchrun's exit status:", agent.wait(60))
 
 # %%
@@ -992,10 +998,8 @@ show_source(survivors.take_back)
 apart, shared = survivors.apart(3), "dp=3,zero=2"
 print(*survivors.together(apart, go_on, shared, "hit", 8, 5), sep="\n")
 hit, calm = (survivors.together(apart, go_on, shared, run, 8) for run in ("hit", "calm"))
-print(
-    "the undisturbed run's weights, bit for bit:",
-    all(torch.equal(calm[0][0][n], x) for n, x in hit[0][0].items()),
-)
+same = all(torch.equal(calm[0][0][n], x) for n, x in hit[0][0].items())
+print("the undisturbed run's weights, bit for bit:", same)
 print("bytes of copies a step, a parameter:", sum(size for _, size in calm) / CONFIG.parameters)
 
 # %% [markdown]
@@ -1103,7 +1107,7 @@ def keepers(n):
 # %% [markdown]
 # ### Bug lab: a step without the dead
 #
-# torchft (2025) waits for no new rank: the replicas that are left take the step, with their rows. **Predict**: divided
+# torchft (2025) waits for no new rank: the replicas that are left take the step, with their rows. Think first: divided
 # by which number do their summed gradients equal those of a serial step on these rows?
 
 
@@ -1332,4 +1336,5 @@ disk.cleanup()
 # - torchft 2025 (github.com/pytorch/torchft): who joins a step.
 # - PyTorch, manual of `torch.distributed.checkpoint` (2025): the same boxes in a library.
 #
-# **Next**: 19 Beyond one machine. The plans are those of [15 device meshes](15_device_meshes.ipynb).
+# **Next**: [19 Beyond one machine](19_beyond_one_machine.ipynb). The plans are those of
+# [15 Device meshes](15_device_meshes.ipynb).

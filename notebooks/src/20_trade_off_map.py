@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from gpt2lab import Ranks
-from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons import explore, predict, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import trade_off as exercises
 from gpt2lab.lessons.labs import decisions, systems
@@ -134,23 +134,34 @@ show(
 )
 
 # %% [markdown]
-# **Predict** before you move anything: which lines go right when the batch grows, and which stand still?
+# Data parallelism sends so many messages because its buckets hold 1 MiB: here every matrix is larger and goes alone,
+# where ZeRO sends a block at a time.
 
 # %%
+guess = predict(
+    "When the batch grows, which lines stand still?", "data, ZeRO", "tensor, context", "pipeline", "none"
+)
+
+
+# %%
+wide = GPT2Config(n_positions=1024, n_layer=64, n_head=64, n_embd=4096)
+sends = ([lab.compute(s, 64, wide, rows, 1024).sent for s in lab.STRATEGIES] for rows in (128, 512))
+still = [s for s, few, many in zip(lab.STRATEGIES, *sends, strict=True) if few == many]
+guess.beside(", ".join(dict.fromkeys(s.split(",")[0].split("-")[0] for s in still)), "computed")
 explore(
     draw,
     "computed",
     "{ranks} ranks (large marks), {rows} rows of 1,024 tokens, width {width}; all maps here share their axes.",
     "The trade-off map for {ranks} ranks, {rows} rows and width {width}",
-    posters=[{"rows": 512}, {"width": 1024}],
-    ranks=(4, 64, 64),
+    posters=[{"ranks": 64, "rows": 512}, {"ranks": 64, "width": 1024}],
+    ranks=(4, 64, 16),
     rows=(128, 512, 128),
     width=(1024, 8192, 4096),
 )
 
 # %% [markdown]
 # Gradients do not grow with the batch, activations do: data, ZeRO stand still, tensor, context and pipeline go right.
-# With the width it is the other way round: weights grow with its square, activations with itself.
+# With the width all go right, data and ZeRO faster: weights grow with its square, activations with itself.
 #
 # ## What would you trade?
 #
@@ -217,7 +228,7 @@ for n, points in computed.items():
     front = {s: (p.held, p.sent) for s, p in points.items()}
     better = lambda a, b: a[0] <= b[0] and a[1] <= b[1] and a != b
     kept = [s for s, p in front.items() if not any(better(q, p) for q in front.values())]
-    print(f"{n} ranks, the small model: {', '.join(kept)}")
+    print(f"{n} ranks, the small model: {'; '.join(kept)}")
 
 # %% [markdown]
 # Tensor parallelism is never on this front, and still most very large models use it. So two numbers are not enough:
@@ -287,7 +298,13 @@ for name in ("h100x64", "a100x64", "v100x64"):
     wires = inside, min(inside, network.node * card), card
     rows.append((name, *(f"{2 * device.rate / (2 * wire):,.0f}" for wire in wires)))
 table(
-    rows, ["tokens a device", "ring in a machine", "over whole machines", "over one device of each machine"]
+    rows,
+    [
+        "cluster",
+        "tokens a device: ring in a machine",
+        "over whole machines",
+        "over one device of each machine",
+    ],
 )
 
 # %% [markdown]
@@ -377,7 +394,7 @@ data = systems.registry()
 show(
     systems_table(systems.systems(), data["techniques"], data["models"]),
     "from a paper",
-    "techniques over systems; grey: said in the system's paper; blue: tested here.",
+    "systems with the year of their paper, by techniques; grey: said in that paper; blue: tested here.",
     "A table of dots: 13 techniques, systems in five groups by kind of model, and this package in each group",
 )
 
@@ -447,8 +464,9 @@ for rank, (_, own, theirs, inside) in enumerate(found):
 show(
     timeline(trace.merge(spans for spans, *_ in found), clock="measured"),
     "measured",
-    "our spans of one step of pp=2, three micro-batches, under PyTorch's profiler (which slows it); `wait 1F0`: stage "
-    "1 waits for what it needs for the forward of micro-batch 0; `0I0`: stage 0, for its backward (I: input gradient).",
+    "our spans of one step of pp=2, three micro-batches, under PyTorch's profiler (which slows it); `wait 0I2`: stage "
+    "0 waits for what it needs for the backward of micro-batch 2 (I: input gradient, F: forward). Thin: a call in "
+    "progress, waiting included.",
     "Two rows of bars for each of two ranks: forwards, backwards, waiting and messages",
 )
 
@@ -463,7 +481,8 @@ show(
 #
 # `gpt2lab bench --all --quick` runs every benchmark of the package in rounds, in under ten minutes: one JSON with the
 # machine's fingerprint, one figure. After a change run it again, and let `gpt2lab bench --compare before.json
-# after.json` say what really changed: a number counts only if *all* its new samples lie on one side of *all* the old.
+# after.json` say what really changed: a number counts only if *all* its new samples lie on one side of *all* the old,
+# and the medians are 5 % apart or more.
 
 # %%
 from gpt2lab.benchmarks import everything
@@ -506,7 +525,7 @@ print(
 # | Task Based Model | 13 threads and tasks |
 # | Runtime and performances | 02 hardware and timing, 13 threads and tasks |
 # | Metrics | 02 hardware and timing |
-# | GPT2 Parallelization and porting | 01 GPT-2, 02 hardware and timing, 20 the trade-off map |
+# | GPT2 Parallelization and porting | 01 GPT-2, 02 hardware and timing, 13 threads and tasks, 20 the trade-off map |
 # | Various informations | 10 sequence splitting, 04 data parallel |
 #
 # ## Capstone: a planner of your own

@@ -175,6 +175,20 @@ def test_a_slider_moves_the_picture(page):
     assert cell.locator(".widget-readout").first.inner_text() != number
 
 
+def test_a_guess_is_a_click_and_stands_beside_the_result(page):
+    buttons = page.locator(".jp-CodeCell .widget-toggle-buttons button")
+    beside = page.locator(".jp-OutputArea-output", has_text=re.compile(r"^(It is|You said) "))
+    assert "No guess was given" in beside.inner_text()
+    buttons.first.scroll_into_view_if_needed()
+    shot(page, "6_asked")
+    buttons.first.click()
+    page.wait_for_function("line => line.innerText.startsWith('You said none;')", arg=beside.element_handle())
+    shot(page, "7_guessed")
+    page.wait_for_function(
+        "button => button.classList.contains('mod-active')", arg=buttons.first.element_handle()
+    )
+
+
 def test_nothing_is_fetched_from_elsewhere_and_nothing_breaks(page):
     assert page.foreign == set() and page.broken == []
 

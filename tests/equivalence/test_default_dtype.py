@@ -3,6 +3,7 @@
 import pytest
 import torch
 from equality import rows
+from warm import reference
 
 from gpt2lab.plan import Plan
 from gpt2lab.verify import Report, compare, worst
@@ -16,7 +17,8 @@ DEEP = (
 
 @pytest.mark.parametrize("row", rows(), ids=str)
 def test_a_plan_equals_the_serial_run_where_64_bits_are_the_default(pools, row):
-    plan, sizes = Plan.parse(row.plan), (row.rows, row.length)
     depth = "muon" if row.depth == "muon" else "steps" if row.group in DEEP else "gradients"
-    found = pools[plan.world].run(compare, plan, row.config, *sizes, depth, default=torch.float64)
+    plan, sizes = Plan.parse(row.plan), (row.config, row.rows, row.length)
+    right = reference(plan, *sizes, depth)
+    found = pools[plan.world].run(compare, plan, *sizes, depth, right, default=torch.float64)
     assert Report(plan, worst(found)).ok, f"{row}\n{Report(plan, worst(found))}"

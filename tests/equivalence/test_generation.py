@@ -1,17 +1,17 @@
 """Every composition writes exactly the serial text, on every rank, however tokens are chosen."""
 
 import pytest
-import torch
-from planting import planted, rewritten
+from planting import under
 
 from gpt2lab.compositions import ALL, PAIRS, TRIPLES, Composition
 from gpt2lab.generate import generate
+from gpt2lab.lessons.labs.instruments import built, trainer_by
 from gpt2lab.model import GPT2
 from gpt2lab.parallel import tensor
 from gpt2lab.parallel.pipeline.generate import generate_streams
-from gpt2lab.plan import Plan, build
-from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.reference import example_weights
+from gpt2lab.plan import Plan
+from gpt2lab.reference import example_batch, example_weights
+from gpt2lab.train import Recipe
 
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [10, 11], [12, 13, 14]]
 HOW = (
@@ -59,10 +59,9 @@ def cases(plan: Plan) -> list[tuple[dict, int, int]]:
 
 def texts(rank, world_size, plan, config):
     """What a rank writes, and whether its model trains on as before afterwards."""
-    plan = Plan.parse(plan)
-    parallel = build(plan, config, Mesh(**plan.axes), torch.float64)
+    parallel = built(plan, config)
     parallel.load(example_weights(config))
-    return [parallel.generate(PROMPTS, new, streams, **how) for how, new, streams in cases(plan)]
+    return [parallel.generate(PROMPTS, new, streams, **how) for how, new, streams in cases(parallel.plan)]
 
 
 def serial(composition) -> list:
@@ -94,39 +93,32 @@ def test_the_text_is_the_serial_one_on_three_and_four_axes(composition, pools):
 
 BUGS = {
     "draws from a slice of the vocabulary":
-        lambda: planted(tensor, "whole_logits", lambda right: lambda logits, axis, size: logits),
-    "no text ends early": lambda: rewritten(generate_streams, "if stop in row", "if False"),
+        (tensor, "whole_logits", lambda right: lambda logits, axis, size: logits),
+    "no text ends early": (generate_streams, "if stop in row", "if False"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_mutant_that_writes_another_text_is_noticed(pools, bug):
-    def with_bug(rank, world_size, plan, config):
-        with BUGS[bug]():
-            return texts(rank, world_size, plan, config)
-
     composition = Composition("pp=2,tp=2,micro=2")
-    found = pools[4].run(with_bug, composition.plan, composition.config)
+    found = pools[4].run(under(BUGS[bug], texts), composition.plan, composition.config)
     assert serial(composition) not in found
 
 
 def test_what_cannot_write_is_refused_in_a_sentence():
-    chunked = build(Plan.parse("loss=chunked"), Composition("").config, Mesh())
+    chunked = built("loss=chunked", Composition("").config)
     with pytest.raises(ValueError, match="loss=chunked leaves no logits.*Generate with loss=whole"):
         chunked.generate([[1]], 2)
 
 
 def test_training_goes_on_after_a_text(pools):
     """Context ranks look at whole sequences while they write, and at their own tokens again afterwards."""
-    from gpt2lab.reference import example_batch
-    from gpt2lab.train import Recipe, Trainer
 
     def losses(rank, world_size, plan, config, write):
-        parallel = build(Plan.parse(plan), config, Mesh(**Plan.parse(plan).axes), torch.float64)
-        trainer, found = Trainer(parallel, Recipe(lr=0.1)), []
+        trainer, found = trainer_by(plan, config, Recipe(lr=0.1)), []
         for _ in range(3):
             found.append(trainer.step(example_batch(config, 7, 11)).loss)
-            write and parallel.generate(PROMPTS, 3)
+            write and trainer.parallel.generate(PROMPTS, 3)
         return found
 
     for composition in TENSOR:

@@ -1,13 +1,13 @@
 """What a process holds, counted in /proc: who leaks holds more from fault to fault."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
 @dataclass
 class Held:
-    """What this process holds: descriptors, threads, living children and grandchildren, files, memory."""
+    """What a process holds: descriptors, threads, living children and grandchildren, files, memory."""
 
     descriptors: int
     threads: int
@@ -16,11 +16,17 @@ class Held:
     kilobytes: int
 
     @classmethod
-    def now(cls, folder: Path) -> "Held":
-        """Count it; `folder` is where private folders are made."""
-        descriptors, threads = (len(os.listdir(f"/proc/self/{what}")) for what in ("fd", "task"))
+    def now(cls, folder: Path, pid: int | None = None) -> "Held":
+        """Count it, of this process or another; `folder` is where private folders are made."""
+        pid = pid or os.getpid()
+        descriptors, threads = (len(os.listdir(f"/proc/{pid}/{what}")) for what in ("fd", "task"))
         files = sum(1 for _ in folder.rglob("*"))
-        return cls(descriptors, threads, descendants(os.getpid()), files, resident(os.getpid()))
+        return cls(descriptors, threads, descendants(pid), files, resident(pid))
+
+    def check(self, early: "Held", megabytes: float) -> None:
+        """Fail where more is held than early, or more memory by so much."""
+        assert replace(self, kilobytes=0) == replace(early, kilobytes=0)
+        assert self.kilobytes - early.kilobytes < megabytes * 1024, (early, self)
 
 
 def descendants(pid: int) -> int:

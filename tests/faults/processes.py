@@ -18,7 +18,7 @@ PATIENCE = 60.0  # a guard against hanging tests; what is promised is 3 s or les
 
 
 class Marked:
-    """A script in a process of its own, marked so that every process it leaves behind is found."""
+    """A script in a process of its own, marked so that every process it leaves behind is found, and ended."""
 
     def __init__(self, source: str, folder: Path):
         self.mark = uuid.uuid4().hex
@@ -29,6 +29,12 @@ class Marked:
         self.process = subprocess.Popen(
             [sys.executable, path], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
+
+    def __enter__(self) -> "Marked":
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.close()
 
     def wait_for_line(self, text: str) -> None:
         """Read the script's output until a line holds the text."""

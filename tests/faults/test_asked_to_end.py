@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -34,6 +35,11 @@ STARTS = {
     "shell": "os.execvp('sh', ['sh', '-c', ' '.join(train) + '; true'])",
 }
 HOME = str(Path(__file__).parents[2])
+
+
+def started(how: str, folder: Path, train: str = TRAIN) -> Marked:
+    """A training run that is started so."""
+    return Marked(SCRIPT.format(folder=str(folder), train=train, start=how.format(home=HOME)), folder)
 
 
 def parent_of(pid: int) -> int:
@@ -98,17 +104,13 @@ def test_a_run_that_is_asked_to_end_saves_its_newest_step(names, to, when, start
     if start == "timeout" and not shutil.which("timeout"):
         pytest.skip("there is no timeout command here")
     train = TRAIN + " --save 1" * ("saves" in when)
-    how = STARTS[start].format(home=HOME)
-    running = Marked(SCRIPT.format(folder=str(tmp_path), train=train, start=how), tmp_path)
-    try:
+    with started(STARTS[start], tmp_path, train) as running:
         for name, moment in zip(names.split(), when.split(", "), strict=True):
             wait_until(moment, running, tmp_path)
             send(running, name, to)
         text = running.process.stdout.read()  # its end: every process that could write to it is gone
         status = running.process.wait(PATIENCE)
         until(lambda: not running.others() and not running.folders())
-    finally:
-        running.close()
     assert said in text and "Traceback" not in text and "memory" not in text and "Warning" not in text, text
     (run,) = tmp_path.glob("out/*")
     newest = checkpoint.read_state(checkpoint.all_in(run)[-1])["step"]
@@ -121,31 +123,57 @@ def test_a_run_that_is_asked_to_end_saves_its_newest_step(names, to, when, start
         assert f"Continue with: gpt2lab train --resume {Path('out', run.name)}" in text
 
 
+def test_a_pipeline_that_ends_only_when_it_drains_says_when_that_is(tmp_path):
+    """Slurm kills 30 s after it asks: who can lose steps is told which options decide."""
+    train = TRAIN.replace("dp=2", "pp=2,schedule=pipedream").replace("--evaluate 100000", "--evaluate 20")
+    with started(STARTS[""], tmp_path, train) as running:
+        running.wait_for_line("step 20:")
+        send(running, "SIGTERM", "the group")
+        text = running.process.stdout.read()
+        assert running.process.wait(PATIENCE) == 0
+    assert text.count("drains: at the next multiple of --evaluate 20 or --save 100. For an earlier") == 1, (
+        text
+    )
+    assert int(re.search(r"saved step (\d+)", text)[1]) % 20 == 0
+
+
 def test_an_emptied_folder_of_temporary_files_costs_a_run_nothing(tmp_path):
-    how = STARTS[""].format(home=HOME)
-    running = Marked(SCRIPT.format(folder=str(tmp_path), train=TRAIN, start=how), tmp_path)
-    try:
+    with started(STARTS[""], tmp_path) as running:
         running.wait_for_line("step 10:")
         for folder in running.folders():
             shutil.rmtree(folder)
         send(running, "SIGTERM", "the main process")
         text = running.process.stdout.read()
         assert running.process.wait(PATIENCE) == 0
-    finally:
-        running.close()
     assert "Stopped by SIGTERM: saved step" in text and "Traceback" not in text, text
 
 
 @pytest.mark.parametrize("moment", [0.1, 0.4, 0.8])
 def test_ctrl_c_while_a_command_is_imported_shows_no_traceback(moment, tmp_path):
-    running = Marked(
-        SCRIPT.format(folder=str(tmp_path), train=TRAIN, start="os.execv(train[0], train)"), tmp_path
-    )
-    try:
+    with started("os.execv(train[0], train)", tmp_path) as running:
         until(lambda: "gpt2lab" in Path(f"/proc/{running.process.pid}/cmdline").read_text())
         time.sleep(moment)
         send(running, "SIGINT", "the main process")
         said = running.process.stdout.read()
         assert f'File "{Path(gpt2lab.__file__).parent}' not in said, said  # Python's own start is not ours
-    finally:
-        running.close()
+
+
+def test_ctrl_c_while_the_first_import_runs_shows_no_traceback_either(tmp_path):
+    """`signal` itself is not imported yet: nothing but a handler of the import can end the command quietly."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'signal':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.modules.pop('signal', None)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-m", "gpt2lab", "--help"],
+        env=dict(os.environ, PYTHONPATH=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ran.returncode, ran.stderr) == (130, "")

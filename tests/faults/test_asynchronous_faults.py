@@ -59,9 +59,7 @@ def not_a_number(step):
     "culprit, how, ename, words",
     [
         (0, killed, "ProcessDied", "was killed by SIGKILL"),
-        (1, killed, "ProcessDied", "was killed by SIGKILL"),
         (2, killed, "ProcessDied", "was killed by SIGKILL"),
-        (0, asleep, "TimeoutError", "time.sleep(1000)  # laggard"),
         (2, asleep, "TimeoutError", "time.sleep(1000)  # laggard"),
         (1, stopped, "TimeoutError", "is stopped (SIGSTOP)"),
         (1, raises, "NotImplementedError", "to do"),

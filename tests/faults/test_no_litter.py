@@ -123,13 +123,15 @@ def test_mutant_that_leaves_programs_behind_is_noticed(bug, folder):
         assert running(left_by("os._exit", folder))
 
 
-def test_what_an_idle_rank_has_started_ends_with_it(folder):
+@pytest.mark.parametrize("how", ["is killed", "ends with its pool"])
+def test_what_an_idle_rank_has_started_ends_with_it(how, folder):
     with Ranks(2, echo=False, timeout=60) as ranks:
         ranks.run(lambda rank, world_size: start_programs(str(folder), rank))
+        assert len(running(found := programs(folder))) == 8
         victim = ranks.run(lambda rank, world_size: os.getpid())[1]
-        os.kill(victim, signal.SIGKILL)
-        until(lambda: not running([victim]))
-    found = programs(folder)
+        if how == "is killed":
+            os.kill(victim, signal.SIGKILL)
+            until(lambda: not running([victim]))
     until(lambda: not running(found))
 
 
@@ -162,11 +164,9 @@ def test_what_ranks_have_started_ends_with_a_parent_that_is_killed(place, folder
         "import os, subprocess, sys, threading, time\nfrom pathlib import Path\nfrom gpt2lab import launch\n"
     )
     body = f"def work(rank, world_size):\n    start_programs({str(folder)!r}, rank)\n    time.sleep(1000)\n"
-    script = Marked(head + textwrap.dedent(inspect.getsource(start_programs)) + body + FROM[place], folder)
-    try:
+    source = head + textwrap.dedent(inspect.getsource(start_programs)) + body + FROM[place]
+    with Marked(source, folder) as script:
         until(lambda: len(programs(folder)) == 8)
         script.process.kill()
         found = programs(folder)
         until(lambda: not running(found) and not script.others())
-    finally:
-        script.close()

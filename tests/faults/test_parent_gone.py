@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
 from processes import MARK, PATIENCE, Marked, marked, needs_backend, promptly, until
 
-from gpt2lab import RankFailed, Ranks
+from gpt2lab.processes.launch import RankFailed, Ranks
 
 pytestmark = [pytest.mark.live, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
 
@@ -29,12 +30,8 @@ def work(rank, world_size):
 
 {start}
 """
-STATES = {
-    "blocked in a collective": "time.sleep(1000) if rank == 1 else None",
-    "stopped": "os.kill(os.getpid(), signal.SIGSTOP) if rank == 1 else None",
-    "holding the GIL": "ctypes.PyDLL(None).sleep(1000)",
-    "computing": "while True: torch.ones(1000).sum()",
-}
+BLOCKED = "time.sleep(1000) if rank == 1 else None"
+STOPPED = "os.kill(os.getpid(), signal.SIGSTOP) if rank == 1 else None"
 LIVE = "launch(work, ranks=3, echo='live', timeout=600)"
 IDLE = "pool = Ranks(3, echo='live'); pool.run(work); time.sleep(1000)"
 THREAD = "import threading; t = threading.Thread(target=lambda: " + LIVE + "); t.start(); t.join()"
@@ -57,32 +54,25 @@ def nothing_left(script: Marked) -> bool:
     return not script.others() and not script.folders()
 
 
-@pytest.mark.parametrize("state", STATES)
+KILLED = {  # what the ranks do, and how they were started
+    "blocked in a collective": (BLOCKED, LIVE),
+    "stopped": (STOPPED, LIVE),
+    "holding the GIL": ("ctypes.PyDLL(None).sleep(1000)", LIVE),
+    "computing": ("while True: torch.ones(1000).sum()", LIVE),
+    "an idle pool": ("pass", IDLE),
+    "from a thread": (BLOCKED, THREAD),
+}
+
+
+@pytest.mark.parametrize("state", KILLED)
 def test_killing_the_parent_leaves_nothing(script, state):
     def killed() -> float:
-        running = script(STATES[state])
+        running = script(*KILLED[state])
         running.wait_for_line("up")
         assert len(running.others()) >= 4  # three ranks and the forkserver
         running.process.kill()
-        return until(lambda: nothing_left(running))
-
-    promptly(killed, 2.0)
-
-
-def test_killing_the_parent_of_an_idle_pool_leaves_nothing(script):
-    running = script(how=IDLE)
-    running.wait_for_line("up")
-    running.process.kill()
-    until(lambda: not running.others())
-    assert not running.folders()
-
-
-def test_killing_a_parent_that_launched_from_a_thread_leaves_no_process(script):
-    def killed() -> float:
-        running = script(STATES["blocked in a collective"], how=THREAD)
-        running.wait_for_line("up")
-        running.process.kill()
-        return until(lambda: not running.others())
+        files = state != "from a thread"  # where nobody is left who would remove them
+        return until(lambda: nothing_left(running) if files else not running.others())
 
     promptly(killed, 2.0)
 
@@ -115,26 +105,18 @@ def test_a_parent_with_several_threads_whose_death_is_told_more_than_once_leaves
     assert subprocess.run([sys.executable, "-c", TWICE], timeout=PATIENCE).returncode == 0
 
 
-@pytest.mark.parametrize("state", ["blocked in a collective", "stopped"])
-def test_ctrl_c_ends_a_script_and_its_ranks(script, state):
-    running = script(STATES[state])
+@pytest.mark.parametrize("state, again", [*product(list(KILLED)[:2], [None, 0.002]), ("stopped", 0.03)])
+def test_ctrl_c_once_or_twice_close_together_ends_a_script_and_its_ranks(script, state, again):
+    running = script(*KILLED[state])
     running.wait_for_line("up")
     running.process.send_signal(signal.SIGINT)
+    if again:
+        time.sleep(again)
+        running.process.send_signal(signal.SIGINT)
     running.process.wait(PATIENCE)
     until(lambda: nothing_left(running))
     text = running.process.stdout.read()
-    assert "KeyboardInterrupt" in text and "resource_tracker" not in text
-
-
-def test_two_interrupts_close_together_leave_nothing(script):
-    for gap in (0.002, 0.01, 0.03):
-        running = script(STATES["blocked in a collective"])
-        running.wait_for_line("up")
-        running.process.send_signal(signal.SIGINT)
-        time.sleep(gap)
-        running.process.send_signal(signal.SIGINT)
-        running.process.wait(PATIENCE)
-        until(lambda running=running: nothing_left(running))
+    assert again or ("KeyboardInterrupt" in text and "resource_tracker" not in text)
 
 
 def test_an_interrupt_of_the_first_launch_is_only_a_keyboard_interrupt(script):

@@ -1,13 +1,11 @@
 """What works where: each row of README's table that can be tried on Linux, by taking the thing away."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from test_surroundings import private_mounts
+from test_surroundings import private_mounts, told
 
 pytestmark = [
     pytest.mark.live,
@@ -45,32 +43,22 @@ print("cluster:", cli.main(["cluster", "--machines", "2x1", "--", "train", "--pl
 """
 
 
-def tried(tmp_path, script: str, how=()) -> str:
-    """What a script prints in a process of its own; `how` is the command that it is started with."""
-    path = tmp_path / "script.py"
-    path.write_text(script)
-    env = {key: value for key, value in os.environ.items() if key != "GPT2LAB_BACKEND"}
-    done = subprocess.run([*how, sys.executable, path], env=env, capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
 def one_core(tmp_path):
     first = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nprint(len(os.sched_getaffinity(0)))"
-    assert tried(tmp_path, first + PROVE).split("\n", 1)[0] == "1"
-    assert "equal: True over shm" in tried(tmp_path, first + PROVE)
+    said = told(first + PROVE, tmp_path)
+    assert said.split("\n", 1)[0] == "1" and "equal: True over shm" in said
 
 
 def no_shared_memory(tmp_path):
-    assert "equal: True over gloo" in tried(tmp_path, NO_SHARED_MEMORY + PROVE, private_mounts())
+    assert "equal: True over gloo" in told(NO_SHARED_MEMORY + PROVE, tmp_path, private_mounts())
 
 
 def no_forkserver(tmp_path):
-    assert "equal: True over shm" in tried(tmp_path, NO_FORKSERVER + PROVE)
+    assert "equal: True over shm" in told(NO_FORKSERVER + PROVE, tmp_path)
 
 
 def no_namespaces(tmp_path):
-    said = tried(tmp_path, NO_NAMESPACES + PROVE, ["unshare", "-r"])
+    said = told(NO_NAMESPACES + PROVE, tmp_path, ["unshare", "-r"])
     assert "cut off: False" in said and "could use the network" in said
     assert "cluster: 2" in said and "Run this as root; or allow user namespaces" in said
     assert "equal: True over shm" in said

@@ -38,15 +38,12 @@ with ThreadPoolExecutor(4) as threads:
 
 
 def test_twice_twenty_launches_at_once_each_get_their_own_sum(tmp_path):
-    parents = [Marked(MANY.format(first=first), tmp_path) for first in (1000, 5000)]
-    try:
-        for parent in parents:
+    one, other = (Marked(MANY.format(first=first), tmp_path) for first in (1000, 5000))
+    with one, other:
+        for parent in (one, other):
             parent.wait_for_line("right: 20")
             assert parent.process.wait(PATIENCE) == 0
             assert not parent.folders()
-    finally:
-        for parent in parents:
-            parent.close()
 
 
 SUSPENDED = """
@@ -65,8 +62,7 @@ print("found", launch(work, ranks=2, timeout=1.5, echo="live"))
 
 def test_ranks_that_were_suspended_with_their_parent_are_not_stuck(tmp_path):
     """Ctrl-Z and `fg`: twice the timeout passes, in which nothing could move."""
-    script = Marked(SUSPENDED, tmp_path)
-    try:
+    with Marked(SUSPENDED, tmp_path) as script:
         script.wait_for_line("ready")
         everyone = [script.process.pid, *script.others()]
         for signal_, pause in ((signal.SIGSTOP, 3.0), (signal.SIGCONT, 0.0)):
@@ -74,8 +70,6 @@ def test_ranks_that_were_suspended_with_their_parent_are_not_stuck(tmp_path):
                 os.kill(pid, signal_)
             time.sleep(pause)
         script.wait_for_line("found [0, 1]")
-    finally:
-        script.close()
 
 
 def private_mounts() -> list[str]:
@@ -91,13 +85,18 @@ def private_mounts() -> list[str]:
 
 def alone(script: str, tmp_path, *arguments) -> list[str]:
     """Run a script in a mount namespace of its own; returns the lines that it printed."""
+    return told(script, tmp_path, private_mounts(), *arguments).splitlines()
+
+
+def told(script: str, tmp_path, how=(), *arguments) -> str:
+    """What a script prints in a process of its own; `how` is the command that it is started with."""
     path = tmp_path / "script.py"
     path.write_text(script)
-    command = [*private_mounts(), sys.executable, path, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    env = {key: value for key, value in os.environ.items() if key != "GPT2LAB_BACKEND"}
+    command = [*how, sys.executable, path, *arguments]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-    return done.stdout.splitlines()
+    return done.stdout + done.stderr
 
 
 TINY = """
@@ -160,11 +159,11 @@ def test_a_full_disk_is_one_clear_line(tmp_path):
     folder.mkdir()
     lines = alone(FULL, tmp_path, str(folder))
     works = "[3.0, 3.0, 3.0]"
-    told = f"{folder} is full: the ranks share files there"
+    full = f"{folder} is full: the ranks share files there"
     verdicts = [line.split(" ", 1)[1] for line in lines]
     assert len(lines) == 10
-    assert all(v == works or (v.startswith(told) and "set TMPDIR" in v) for v in verdicts), lines
-    assert verdicts[0].startswith(told) and verdicts[8] == works and verdicts[9].startswith(told), lines
+    assert all(v == works or (v.startswith(full) and "set TMPDIR" in v) for v in verdicts), lines
+    assert verdicts[0].startswith(full) and verdicts[8] == works and verdicts[9].startswith(full), lines
 
 
 EMPTIED = """
@@ -181,11 +180,28 @@ except OSError as error:
 
 
 def test_a_folder_of_sockets_that_a_cleaner_took_away_is_named_with_the_way_out(tmp_path):
-    running = Marked(EMPTIED, tmp_path)
-    try:
-        text = running.process.stdout.read()
-    finally:
-        running.close()
-    assert re.search(
-        r"told: The folder \S+, by which processes start, is gone\. Restart this program", text
-    ), text
+    with Marked(EMPTIED, tmp_path) as running:
+        said = running.process.stdout.read()
+    assert re.search(r"told: The folder \S+, by which processes start, is gone\. Restart this program", said)
+
+
+LIMITED = """
+import os, resource, sys
+number = int(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NPROC, (number, number))
+from gpt2lab import cli
+status = cli.main("train --plan dp=2 --steps 1 --batch 2 --sequence 8 --no-fast --sample 0".split() + sys.argv[2:])
+print("status", status)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="the limit binds another user")
+@pytest.mark.parametrize("number", [3, 5, 6])
+def test_who_may_start_no_more_processes_is_told_in_one_sentence(number, tmp_path):
+    """Refused are the process server's forks, then a thread in a rank; neither shows a traceback above it."""
+    user = str(50_000 + os.getpid() % 10_000)  # nobody else's processes count
+    how = ["setpriv", "--reuid", user, "--clear-groups", "--inh-caps", "+dac_override"]
+    how += ["--ambient-caps", "+dac_override"]
+    text = told(LIMITED, tmp_path, how, str(number), "--out", str(tmp_path / "runs"))
+    assert "no more processes or threads are allowed. Allow them: ulimit -u 4096.\n" in text, text
+    assert "Traceback" not in text and "status 1\n" in text, text

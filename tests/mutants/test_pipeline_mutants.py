@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
-from planting import bugs, is_caught
+from planting import bugs, controls, is_caught
 
 from gpt2lab import verify
 from gpt2lab.model import GPT2Config
@@ -116,7 +115,6 @@ BUGS = {
     "activations sent in single precision":
         (Mailbox.give, "comm.isend(value,", "comm.isend(value.float().to(value.dtype),", "1f1b"),
 }  # fmt: skip
-SCHEDULES = sorted({bug[-1].removesuffix(" dropout=0.2") for bug in BUGS.values()})
 
 
 @bugs(BUGS)
@@ -124,8 +122,6 @@ def test_the_mutant_is_noticed(pools, bug, check):
     assert is_caught(pools, bug, f"pp=2,micro=4,schedule={check}", CONFIG, 1e-9), "nobody noticed"
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_without_a_mutant_the_same_plan_is_equal(pools, schedule, dropout):
-    check = f"pp=2,micro=4,schedule={schedule} dropout={dropout}"
-    assert not is_caught(pools, None, check, CONFIG, verify.TOLERANCE)
+@controls(BUGS)
+def test_without_a_mutant_the_same_plan_is_equal(pools, check):
+    assert not is_caught(pools, None, f"pp=2,micro=4,schedule={check}", CONFIG, verify.TOLERANCE)

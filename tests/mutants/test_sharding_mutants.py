@@ -1,15 +1,13 @@
 """Bugs planted in the sharding algebra: each must show in a value, or in bytes that are not those promised."""
 
 import contextlib
-import itertools
 
 import pytest
-import torch
 from planting import bugs, planting, under
-from sharding_cases import CONFIG, graph, image, inputs, layouts, matrices, one_product, run_program, serial
+from sharding_cases import CONFIG, graph, image, inputs, matrices, one_product, run_program, serial
+from test_sharding import every_change, wrong_changes
 
 from gpt2lab.processes.failure import RankFailed
-from gpt2lab.ranks import comm
 from gpt2lab.sharding import cost, describe, interpret, partition, products, propagate, reshard, tofu
 from gpt2lab.sharding.gpt2 import captured_gpt2
 from gpt2lab.sharding.halo import Halo
@@ -78,24 +76,6 @@ def test_the_bug_in_a_description_is_noticed(pools, name):
     assert noticed(pools[2].run(run_with_bug, None, program, inputs(), serial()))
 
 
-def changes(rank, world_size):
-    """(error, bytes sent, bytes promised) over all changes between layouts of a line, forward and backward."""
-    axes, whole, found = reshard.live_axes(LINE), torch.arange(35.0, dtype=torch.float64).view(SHAPE) + 1, []
-    for src, dst in itertools.product(layouts(2, ["x"]), repeat=2):
-        x = reshard.shard(whole, src, axes).requires_grad_()
-        comm.clear_log()
-        y = reshard.reshard(x, src, dst, SHAPE, axes)
-        sent = sum(e.bytes for e in comm.log)
-        promised = cost.path(src, dst, SHAPE, LINE).cost(LINE, {"x": rank}, 8)[0]
-        y.backward(torch.ones_like(y))
-        right = reshard.shard(whole, Layout(dst.cuts), axes)
-        total = comm.all_reduce(y.detach(), axes["x"]) if dst.partial else y.detach()
-        whole_gradient = bool((x.grad == 1).all())
-        same = total.shape == right.shape and torch.equal(total, right)
-        found.append((0.0 if same and whole_gradient else 1.0, sent, promised))
-    return found
-
-
 OF_CHANGES = {
     "a gather counts one element too many":
         (cost.step_cost, "all_gather_cost([row * c for", "all_gather_cost([row * c + element for"),
@@ -113,7 +93,10 @@ OF_CHANGES = {
 
 @pytest.mark.parametrize("name", OF_CHANGES)
 def test_the_bug_of_a_change_is_noticed(pools, name):
-    assert any(noticed(found) for found in pools[2].run(under(OF_CHANGES[name], changes)))
+    """Which a change's own test notices, where the bug is planted here as well as on the ranks."""
+    found = pools[2].run(under(OF_CHANGES[name], every_change), LINE)
+    with planting(OF_CHANGES[name]):
+        assert wrong_changes(found, LINE)
 
 
 def planned():
@@ -209,4 +192,3 @@ def test_a_chain_that_miscounts_is_noticed(bug, check):
 @pytest.mark.parametrize("marks", [MEGATRON, SEQUENCE, batch("x")], ids=["megatron", "sequence", "batch"])
 def test_nothing_is_noticed_without_a_bug(pools, marks):
     assert not noticed(pools[2].run(run_with_bug, None, made(marks), inputs(), serial()))
-    assert not any(noticed(found) for found in pools[2].run(changes))

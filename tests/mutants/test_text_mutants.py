@@ -4,10 +4,12 @@ import json
 from functools import partial
 
 import pytest
-import test_bad_input
+import test_algorithms
 import test_corpus
 import test_effects
 import test_generate
+import test_numbers
+import test_refused_calls
 import test_scale
 import test_timing
 import test_verify
@@ -29,8 +31,12 @@ SAMPLER = test_effects.test_probabilities_are_those_of_an_independent_sampler
 DRAWS = test_effects.test_every_row_position_and_seed_draws_a_number_of_its_own
 TARGETS = test_corpus.test_targets_are_the_next_tokens
 SHARES = partial(test_corpus.test_ranks_see_the_same_global_batch, ranks=3)
-OVERLAP = (test_timing.test_overlap_equals_a_simulation_of_two_lanes, 5, 3, 2)
-KARP = (test_timing.test_karp_flatt_turns_amdahl_round, 0.03, 3)
+ODD = test_numbers.test_odd_numbers_are_answered_with_a_value_or_a_sentence
+AMDAHL, GUSTAFSON, KARP, SEQUENTIAL, OVERLAPPED = (
+    (ODD, f"gpt2lab.planner.metrics.{name}")
+    for name in ("amdahl", "gustafson", "karp_flatt", "sequential", "overlapped")
+)
+RATES = test_algorithms.test_bus_bandwidth_by_the_definitions_of_nccl_tests
 YOUNG = test_scale.test_young_s_interval_loses_least_and_simulated_lives_agree_while_failures_are_rare
 LOST = test_scale.test_a_failure_loses_what_was_not_saved_and_one_in_a_save_loses_the_save
 QUARTILES = test_timing.test_one_slow_trial_moves_neither_median_nor_quartiles
@@ -93,11 +99,6 @@ def each_claim_counts():
     assert not verify.Report(test_effects.Plan(), claims).ok
 
 
-def rates():
-    assert links.bandwidths("all_reduce", 4, 8e6, 2.0) == (4e6, 6e6)
-    assert links.bandwidths("all_to_all", 4, 8e6, 2.0) == (4e6, 3e6)
-
-
 MUTANTS = {
     "one random number for all positions":
         (Sampling.draw, "_uniform(self.seed, row, position)", "_uniform(self.seed, row)", DRAWS),
@@ -131,7 +132,8 @@ MUTANTS = {
     "an empty list of prompts is continued":
         (generate, "choose, rows, ended = Sampling(**sampling)",
          "if not prompts: return []\n    choose, rows, ended = Sampling(**sampling)",
-         test_bad_input.test_generation_refuses_what_it_cannot_continue),
+         (test_refused_calls.test_what_cannot_be_is_refused, lambda: generate(test_refused_calls.MODEL, [], 2),
+          "Give at least")),
     "targets are the tokens":
         (Batches.at, "block[:, 1:].contiguous()", "block[:, :-1].contiguous()", TARGETS),
     "samples begin anew each step": (Batches.at, "+ step * self.rows", "+ 0 * step", TARGETS),
@@ -158,14 +160,14 @@ MUTANTS = {
     "efficiency is the speed-up":
         (metrics.efficiency, "speedup / workers", "speedup",
          test_timing.test_the_published_speedups_follow_from_the_published_minutes),
-    "Amdahl splits all": (metrics.amdahl, "(1 - serial_fraction) / workers", "1 / workers", KARP),
+    "Amdahl splits all": (metrics.amdahl, "(1 - serial_fraction) / workers", "1 / workers", AMDAHL),
     "Gustafson of the serial time":
         (metrics.gustafson, "(1 - serial_fraction) * workers", "workers",
-         test_timing.test_gustafson_is_amdahl_of_the_grown_problem),
+         GUSTAFSON),
     "Karp-Flatt forgets the workers": (metrics.karp_flatt, "/ (1 - 1 / workers)", "", KARP),
-    "overlap hides both ends": (metrics.overlapped, " + comm", "", OVERLAP),
-    "overlap takes the faster": (metrics.overlapped, "max(compute, comm)", "min(compute, comm)", OVERLAP),
-    "no overlap at all": (metrics.sequential, "(compute + comm)", "max(compute, comm) - 1", OVERLAP),
+    "overlap hides both ends": (metrics.overlapped, " + comm", "", OVERLAPPED),
+    "overlap takes the faster": (metrics.overlapped, "max(compute, comm)", "min(compute, comm)", OVERLAPPED),
+    "no overlap at all": (metrics.sequential, "(compute + comm)", "max(compute, comm) - 1", SEQUENTIAL),
     "touching spans count twice":
         (metrics.busy, "s.start <= stretches", "s.start < stretches",
          test_timing.test_nested_and_touching_spans_count_once),
@@ -187,7 +189,7 @@ MUTANTS = {
     "warm-up counts":
         (trials, "if trial >= warmup:", "if True:", test_timing.test_warm_up_is_run_and_not_kept),
     "from the first arrival": (together, "max(start", "min(start", TOGETHER),
-    "twice the bytes in a second": (links.bandwidths, "size / seconds", "2 * size / seconds", rates),
+    "twice the bytes in a second": (links.bandwidths, "size / seconds", "2 * size / seconds", RATES),
     "a plan that differs is equal":
         (verify.Report._holds, "claim.error <=", "0 * claim.error <=",
          test_verify.test_the_table_names_the_tensor_and_the_rank),

@@ -104,16 +104,15 @@ def mutants_of(file: str) -> list[Mutant]:
 
 def planted() -> list[Mutant]:
     """The bugs by hand of `planted.toml`. Raises ValueError where the text that one replaces is not there once."""
-    found = []
-    for bug in tomllib.loads((Path(__file__).parent / "planted.toml").read_text())["bug"]:
-        text = (ROOT / bug["file"]).read_text()
-        if text.count(bug["right"]) != 1:
-            raise ValueError(f"{bug['file']} has changed: {bug['right']!r} is not there once. {bug['what']}")
-        start = text.index(bug["right"])
-        end, line = start + len(bug["right"]), text.count("\n", 0, start) + 1
-        function = _around(ast.parse(text), line)
-        edit = start, end, bug["right"], bug["wrong"]
-        found.append(Mutant(bug["file"], function, line, bug["what"], *edit, bug.get("killer", "")))
+    found, files = [], tomllib.loads((Path(__file__).parent / "planted.toml").read_text())
+    for file, what, bug in ((file, what, bug) for file, bugs in files.items() for what, bug in bugs.items()):
+        text, right = (ROOT / file).read_text(), bug["right"]
+        if text.count(right) != 1:
+            raise ValueError(f"{file} has changed: {right!r} is not there once. {what}")
+        start = text.index(right)
+        function = _around(ast.parse(text), line := text.count("\n", 0, start) + 1)
+        edit = start, start + len(right), right, bug["wrong"]
+        found.append(Mutant(file, function, line, what, *edit, bug.get("killer", "")))
     return found
 
 

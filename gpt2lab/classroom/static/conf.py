@@ -28,6 +28,7 @@ nb_render_markdown_format = "gfm"
 nb_merge_streams = True
 myst_enable_extensions = ["colon_fence", "dollarmath", "html_image"]
 myst_dmath_allow_space = myst_dmath_allow_digits = False
+smartquotes = False  # in tables and hints stand plans and code: --timeout, "slow"
 html_math_renderer = "mathml"
 myst_heading_anchors = 4
 suppress_warnings = [

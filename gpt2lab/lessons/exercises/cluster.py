@@ -13,7 +13,7 @@ from ..labs.node_traffic import BETWEEN, INSIDE, by_class
 from . import Task, returned, scored
 from .differences import ANY, Most, listed, named, randoms
 from .meshes import drawn_sizes
-from .ranked import ranked
+from .ranked import ranked, start_counting
 
 
 def _crossing(sizes: dict[str, int], machine: int) -> set[str]:
@@ -48,7 +48,7 @@ crosses = Task(
 
 def _on_two_levels(axis, answer, rows: int) -> tuple:
     mesh, (x,) = Mesh(dp=2, tp=2), randoms(axis.rank, (rows, 2))
-    comm.clear_log()
+    start_counting()
     got = answer(x, mesh["tp"], mesh["dp"])
     traffic = by_class(comm.log, axis.rank, 2).items()
     sent = {place: sum(size for (_, kind), size in traffic if kind == place) for place in (INSIDE, BETWEEN)}

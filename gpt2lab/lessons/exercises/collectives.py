@@ -131,16 +131,16 @@ ring = ranked(
 """Exercise: a ring all-reduce: n - 1 steps add up, n - 1 hand out, and all ranks send at the same time."""
 
 
-def _on_a_tree(axis, answer, n: int, seed=None) -> tuple:
-    result, *clean, notes = _heard(axis, answer, 3, seed)
+def _on_a_tree(axis, answer, n: int, seed=None, count: int = 3) -> tuple:
+    result, *clean, notes = _heard(axis, answer, count, seed)
     sends = _sends(notes[axis.rank])
     return result, *clean, max((size for _, size in sends), default=0), len(sends), len(sends), rounds(notes)
 
 
-def _of_a_tree(rank: int, n: int, seed=None) -> tuple:
+def _of_a_tree(rank: int, n: int, seed=None, count: int = 3) -> tuple:
     best = (n - 1).bit_length()
-    clean, each = (_input(rank, 3, seed), set(), 0), rank < n - 1  # n - 1 messages in all
-    return _input(0, 3, seed), *clean, Most(3 * NUMBER), int(each), Most(best), Most(best)
+    clean, each = (_input(rank, count, seed), set(), 0), rank < n - 1  # n - 1 messages in all
+    return _input(0, count, seed), *clean, Most(count * NUMBER), int(each), Most(best), Most(best)
 
 
 tree = ranked(
@@ -157,7 +157,7 @@ tree = ranked(
     lambda n, *_: n,
     shown=[(2,), (3,), (4,), (5,)],
     what="{} ranks",
-    drawn=lambda chance: (8, chance.randrange(1000)),
+    drawn=lambda chance: (8, chance.randrange(1000), chance.randint(4, 9)),
     count=1,
 )
 """Exercise: a broadcast of rank 0's tensor in about log2 n rounds."""

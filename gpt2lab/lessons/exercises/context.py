@@ -196,7 +196,7 @@ def _halo_gradients(sizes, window: int) -> list[torch.Tensor]:
 
 def _given_back(axis, answer, sizes, window: int) -> tuple:
     begun, given = [], _halo_gradients(sizes, window)[axis.rank]
-    with ExitStack() as watching, watched() as seen:
+    with watched() as seen, ExitStack() as watching:
         for place, name in ((comm, "isend"), (comm, "send"), (comm, "recv"), (comm.Handle, "wait")):
             watching.enter_context(noted(place, name, begun))
         got = unaided(answer, __name__)(mine := given.clone(), window, axis)

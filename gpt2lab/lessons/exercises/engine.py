@@ -188,6 +188,7 @@ def tried(task: Task, answers: tuple, words: str, given: tuple, seen: list) -> N
     want = task.right(*deepcopy(given)) if task.right else None
     if want is not None or not task.right:
         returned(got, words)
+    but = getattr(got, "but", "")
     got = task.like(got, words) if task.like else got
     same = equal(mine, given)
     seen.append((got, same))
@@ -200,6 +201,7 @@ def tried(task: Task, answers: tuple, words: str, given: tuple, seen: list) -> N
         if task.right:
             difference(got, want, words, task.tolerance)
         assert same, f"{words}: right, but {CHANGED}"
+        assert not but, f"{words}: right, but {but}"
     except AssertionError as error:
         raise Differs(str(error)) from None
 

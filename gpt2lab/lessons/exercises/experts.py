@@ -11,7 +11,7 @@ from . import Task, close, live, refuse, returned, scored
 from .differences import CHANGED, listed, named, randoms
 from .engine import by_chance, called
 from .guards import without_autograd
-from .ranked import sent
+from .ranked import counted, sent
 from .watching import Seen, no_gradient, unread, watched
 
 
@@ -43,7 +43,7 @@ def _gated(answer, generator, tokens: int, experts: int, room: int) -> None:
     )
     close(weights, want, f"{case}: the weights")
     pull = torch.arange(1.0, want.numel() + 1, dtype=want.dtype).view_as(want)
-    gradient = lambda w: torch.autograd.grad((w * pull).sum(), scores, retain_graph=True, allow_unused=True)
+    gradient = lambda w: torch.autograd.grad((w * pull).sum(), scores, allow_unused=True)
     (learnt,) = gradient(weights) if weights.requires_grad else (None,)
     assert learnt is not None and torch.allclose(learnt, *gradient(want)), (
         f"{case}: no gradient comes from the weights to the scores, or a wrong one, and the router cannot learn"
@@ -82,9 +82,11 @@ CASES = (
 def exchange(there, back) -> None:
     """Exercise: rows to the ranks of their experts and back, with uneven counts, on three and on two live ranks."""
     for width, counts in CASES:
-        for source, target, left in unread(live(_travel, there, back, width, counts, ranks=len(counts))):
+        seen, uncounted = zip(*live(_travel, there, back, width, counts, ranks=len(counts)), strict=True)
+        for source, target, left in unread(seen):
             said = f"rank {source} starts {left} messages to rank {target} that it never receives"
             raise AssertionError(f"{said}: they are counted by nobody")
+        assert not any(uncounted), next(filter(None, uncounted))[0]
 
 
 def _rows(rank: int, width: int, counts):
@@ -113,8 +115,7 @@ def _travel(rank, world_size, there, back, width, counts) -> Seen:
     kept = [t.detach().clone() for t in before]
     table = torch.tensor(counts).view(world_size, world_size, -1)[:, rank]
     names = lambda rows: rows[:, 0].long().tolist()
-    comm.clear_log()
-    with watched() as seen:
+    with counted() as uncounted, watched() as seen:
         got, told = named("rows", "the table")(there(rows, own, axis), "`there`").values()
         told = torch.as_tensor(told)
         assert told.tolist() == table.tolist(), (
@@ -132,8 +133,9 @@ def _travel(rank, world_size, there, back, width, counts) -> Seen:
     moved, each = sent(), table.size(1)
     away = (come[:, 0] // 100 != rank).sum() + (rows[:, 0] // 10 % 10 // each != rank).sum()
     out, numbers = int(away) * width * 8, 8 * (own.numel() - each)
-    said = f"{who} sent {moved} bytes; the rows that have to travel are {out} bytes, and counts {numbers}"
-    assert moved <= out + 2 * 8 * own.numel(), said
+    said = f"{who} sent {moved} bytes; the rows that have to travel are {out} bytes, and counts, told once, {numbers}"
+    sums, gathered = 8 * (world_size - 1), 8 * own.numel() * (world_size - 1)
+    assert moved <= out + numbers + sums or moved == out + gathered, said
     assert moved >= out, f"{said}. Did rows travel uncounted, or with fewer digits?"
     for way, y, right, x in (("there", got, come, given[0]), ("back", again, home, given[1])):
         for row, all_of_it in zip(y, right, strict=True):
@@ -143,7 +145,7 @@ def _travel(rank, world_size, there, back, width, counts) -> Seen:
         assert not no_gradient(y, x), (
             f"{who}: no right gradient comes through `{way}`, so experts cannot be trained"
         )
-    return Seen(seen.sent, seen.asked)
+    return Seen(seen.sent, seen.asked), uncounted
 
 
 GRADIENTS = "the gradient of the rows", "the gradient of the weights (a row times its token's gradient)"
@@ -178,9 +180,8 @@ def traffic(answer) -> None:
     rows = [row for row, _ in found]
     for rank, (_, moved) in enumerate(found):
         got = _predicted(answer, rows, rank, 24, 8, 8)
-        n = 24 * 8  # bytes of a row
-        stay = rows[rank][rank]
-        travel = sum(rows[rank]) + sum(row[rank] for row in rows) - 2 * stay
+        n, stay = 24 * 8, rows[rank][rank]  # bytes of a row, rows that stay at home
+        travel = _away(rows, rank)
         refuse(
             f"rank {rank}, {got} bytes",
             {
@@ -199,6 +200,20 @@ def traffic(answer) -> None:
         words = "width 10, 12 experts, 2 bytes a number (and still 8 a count)"
         got = _predicted(answer, rows, rank, 10, 12, 2)
         close(got, 2 * travel * 10 * 2 + 8 * 8, f"rank {rank} of three, {words}")
+    by_chance(lambda chance: _drawn_traffic(answer, chance))
+
+
+def _away(rows: list[list[int]], rank: int) -> int:
+    """Rows that a rank sends to others' experts, and back from its own."""
+    return sum(rows[rank]) + sum(row[rank] for row in rows) - 2 * rows[rank][rank]
+
+
+def _drawn_traffic(answer, chance) -> None:
+    n, each, width, element = (chance.randint(1, 9) for _ in range(4))
+    rank, rows = chance.randrange(n), [[chance.randint(0, 9) for _ in range(n)] for _ in range(n)]
+    got = _predicted(answer, rows, rank, width, n * each, element)
+    words = f"rank {rank} with rows {rows}, width {width}, {n * each} experts, {element} bytes a number"
+    close(got, 2 * _away(rows, rank) * width * element + 8 * (n - 1) * each, words)
 
 
 def _predicted(answer, rows, rank: int, *sizes: int):

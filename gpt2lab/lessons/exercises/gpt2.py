@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
-from . import Puzzle, Task, close, closed, refuse, returned
+from . import Puzzle, Task, by_chance, close, closed, refuse, returned
 from .guards import without_autograd
 
 parameters = Task(
@@ -27,11 +27,18 @@ parameters = Task(
 
 def adamw(answer) -> None:
     """Exercise: AdamW of two weights that step in turn, one with decay, against torch's over 20 steps."""
-    torch.manual_seed(0)
-    draw = lambda: torch.randn(7, dtype=torch.float64)
+    _adamw(answer, 0, (7,), 0.1)
+    by_chance(
+        lambda chance: _adamw(answer, chance.randrange(99), (chance.randint(2, 5), 3), chance.random()), 1
+    )
+
+
+def _adamw(answer, seed: int, shape: tuple, rate: float) -> None:
+    torch.manual_seed(seed)
+    draw = lambda: torch.randn(shape, dtype=torch.float64)
     both = [(0.0, "20 steps without decay", draw()), (0.1, "20 steps with decay 0.1", draw())]
     theirs = [torch.nn.Parameter(w.clone()) for *_, w in both]
-    options = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-3}
+    options = {"lr": rate, "betas": (0.9, 0.95), "eps": 1e-3}
     groups = [{"params": [p], "weight_decay": decay} for p, (decay, *_) in zip(theirs, both, strict=True)]
     optimizer = torch.optim.AdamW(groups, **options)
     states = [(w, torch.zeros_like(w), torch.zeros_like(w)) for *_, w in both]

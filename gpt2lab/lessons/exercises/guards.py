@@ -17,6 +17,11 @@ OPEN += tuple(f"{PACKAGE}.classroom.{name}" for name in ("apart", "peer", "verdi
 JUDGES = __name__.rpartition(".")[0], f"{PACKAGE}.lessons.labs"
 """Modules that judge, and those with the numbers that they judge by: nothing in them may change."""
 
+ASKED = "builtins", "math", "numpy"
+"""Libraries whose functions are called to judge: none of them may be replaced."""
+COMPARE = "equal", "allclose"
+"""The functions of torch of which this holds too. Others torch itself replaces, when it first compiles."""
+
 LIBRARIES = (
     sys.prefix,
     sys.base_prefix,
@@ -67,13 +72,25 @@ def closed(
         if said:
             raise AssertionError(said[0])
 
-    before = sys.getprofile()
+    with watched(watch):
+        yield
+    assert not said, said[0]
+
+
+@contextmanager
+def watched(watch):
+    """Calls in the block, and in threads that begin there, are told to `watch`; those of other blocks no more."""
+    before, others = sys.getprofile(), threading.getprofile()
+    alone = threading.current_thread() is threading.main_thread()  # else blocks would end in another order
+    if alone:
+        threading.setprofile(watch)
     sys.setprofile(watch)
     try:
         yield
     finally:
         sys.setprofile(before)
-    assert not said, said[0]
+        if alone:
+            threading.setprofile(others)
 
 
 def frames_closed() -> list[str]:
@@ -163,19 +180,28 @@ def patient(what: str, most: int = 300_000):
 
 
 def guarded() -> dict[str, dict]:
-    """The values by name in every module that judges, as they are now; of tables also what is in them.
+    """The values by name in every module that judges, as they are now, and what is in them.
 
-    Of the other modules of the package it is the constants, functions and classes, by which is judged.
+    Of the other modules of the package it is the constants, functions and classes, by which is judged; of a few
+    libraries what can be called.
     """
-    modules = [(name, module) for name, module in list(sys.modules.items()) if name.startswith(PACKAGE)]
+    modules = [
+        (n, m) for n, m in list(sys.modules.items()) if n.startswith(PACKAGE) or n in (*ASKED, "torch")
+    ]
     return {
         name: {
-            key: (value, dict(_contents(key, value)))
+            key: (value, dict(_contents(name, key, value)))
             for key, value in vars(module).items()
-            if name.startswith(JUDGES) or key.isupper() or isinstance(value, type | FunctionType)
+            if _judges(name, key, value)
         }
         for name, module in modules
     }
+
+
+def _judges(name: str, key: str, value) -> bool:
+    if name.startswith(PACKAGE):
+        return name.startswith(JUDGES) or key.isupper() or isinstance(value, type | FunctionType)
+    return callable(value) if name in ASKED else key in COMPARE
 
 
 def restored(before: dict[str, dict]) -> list[str]:
@@ -184,21 +210,35 @@ def restored(before: dict[str, dict]) -> list[str]:
     for name, values in before.items():
         now = vars(sys.modules[name])
         for key, (value, inside) in values.items():
-            table = _contents(key, value)
+            table = _contents(name, key, value)
             kept = [k for k in table if isinstance(getattr(type(value), str(k), None), cached_property)]
             other = [k for k in {**table, **inside} if table.get(k) is not inside.get(k) and k not in kept]
             if now.get(key) is not value or other:
                 found.append(f"{name.rpartition('.')[2]}.{key}")
             now[key] = value
-            if other:  # all anew, so that the order is as before too
+            if other and isinstance(value, type | FunctionType):
+                for k in other:
+                    setattr(value, k, inside[k]) if k in inside else delattr(value, k)
+            elif other:  # all anew, so that the order is as before too
                 known = {k: table[k] for k in kept}
                 table.clear()
                 table.update(inside | known)
     return found
 
 
-def _contents(key: str, value) -> dict:
-    """What is in a constant that is a table, or an object of ours that should not change, such as a price."""
+def _contents(name: str, key: str, value) -> dict:
+    """What is in a constant that is a table, in an object of ours that should not change, such as a price, in a class
+    of ours (what can be called) or a function (what it does).
+    """
+    if isinstance(value, type | FunctionType):
+        if not str(value.__module__).startswith(PACKAGE):
+            return {}
+        if isinstance(value, FunctionType):
+            return {k: getattr(value, k) for k in ("__code__", "__defaults__", "__kwdefaults__")}
+        methods = staticmethod | classmethod | property
+        return {k: v for k, v in vars(value).items() if callable(v) or isinstance(v, methods)}
+    if not name.startswith(PACKAGE):
+        return {}
     if isinstance(value, dict) and key.isupper() and key != "STATUS":
         return value
     frozen = getattr(getattr(type(value), "__dataclass_params__", None), "frozen", False)

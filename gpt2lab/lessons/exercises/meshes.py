@@ -15,7 +15,7 @@ from ...reference import CONFIG, example_batch, example_weights, serial_gradient
 from ..labs.meshes import slow_bytes
 from . import Puzzle, Task, unaided
 from .differences import Most, equal, listed, randoms
-from .ranked import ALL, ranked, sent
+from .ranked import ALL, ranked, sent, start_counting
 from .watching import watched
 
 MESHES = (
@@ -108,7 +108,7 @@ def _norm_on_a_rank(axis, answer, text: str, times: float) -> tuple:
     trainer.gradients(example_batch(CONFIG, 7, 11))
     held = parallel.sync.pieces
     before = [piece.tensor.grad.mul_(times).clone() for piece in held]  # no other model has these gradients
-    comm.clear_log()
+    start_counting()
     value = unaided(answer, __name__, "gpt2lab.parallel.finish")(list(held), parallel.mesh)
     changed = not equal([piece.tensor.grad for piece in held], before)
     return None if value is None else float(value), changed, sum(e.bytes for e in comm.log)

@@ -218,7 +218,7 @@ slicing = Task(
         "the best slices of 12 tokens on 4 ranks": (_best_of_twelve(), 4),
     },
     what="slices of {} on {} ranks",
-    drawn=lambda chance: ([chance.randint(1, 9) for _ in range(chance.randint(1, 7))], chance.randint(1, 9)),
+    drawn=lambda chance: ([chance.randint(1, 9) for _ in range(chance.randint(1, 7))], chance.randint(6, 16)),
     closed=OURS,
 )
 """Exercise: forward latency of token slices that take these times, on some ranks."""

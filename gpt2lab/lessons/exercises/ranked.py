@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from functools import partial
 from unittest.mock import patch
@@ -16,6 +16,7 @@ ALL = "by all ranks"
 
 SENDS = "all_gather all_gather_object all_reduce all_to_all_single broadcast isend reduce reduce_scatter send"
 """Torch's calls that send."""
+_since = {"begun": 0}
 
 
 def ranked(
@@ -37,7 +38,10 @@ def ranked(
         from . import live
 
         own, case = given[:answers], given[answers:]
-        return by_rank(names, live(_on_a_rank, body, own, case, shut, ranks=count(*case)))
+        found, said = zip(*live(_on_a_rank, body, own, case, shut, ranks=count(*case)), strict=True)
+        table = by_rank(names, found)
+        table.but = next(filter(None, said), "")
+        return table
 
     def want(*case):
         return by_rank(names, [right(rank, *case) for rank in range(count(*case))])
@@ -45,15 +49,54 @@ def ranked(
     return Task(want, call=call, brief=True, **task)
 
 
-def by_rank(names: tuple[str, ...], found: list[tuple]) -> dict:
+class Table(dict):
+    """What ranks give; `but` is what to say of it where it is right."""
+
+    but = ""
+
+
+def by_rank(names: tuple[str, ...], found: list[tuple]) -> Table:
     """What ranks give, in one table: each thing on every rank, then the next; what ends with ALL is summed."""
-    table = {}
+    table = Table()
     for name, values in zip(names, zip(*found, strict=True), strict=True):
         if name.endswith(ALL):
             table[name] = sum(values)
         else:
-            table |= {f"{name} on rank {rank}": value for rank, value in enumerate(values)}
+            table.update({f"{name} on rank {rank}": value for rank, value in enumerate(values)})
     return table
+
+
+def start_counting() -> None:
+    """What this rank sends is counted from now on."""
+    from ...ranks import comm
+    from ...ranks.call import begun
+
+    comm.clear_log()
+    _since["begun"] = begun()
+
+
+def through_comm():
+    """Raises AssertionError where an answer sends something past `comm` in the block."""
+    import torch.distributed as dist
+
+    return patch.multiple(dist, **{name: partial(_past_comm, getattr(dist, name)) for name in SENDS.split()})
+
+
+@contextmanager
+def counted():
+    """The same; gives a list, which is told at the end if what was sent in the block is not in the log of `comm`."""
+    from ...ranks import comm
+    from ...ranks.call import begun
+
+    said = []
+    start_counting()
+    with through_comm():
+        yield said
+    calls, there = begun() - _since["begun"], len(comm.log)
+    if calls != there:
+        said.append(
+            f"of {calls} calls of comm {there} are over and counted: wait() for what isend and irecv give"
+        )
 
 
 def sent() -> int:
@@ -64,18 +107,13 @@ def sent() -> int:
 
 
 def _on_a_rank(rank: int, world_size: int, body: Callable, answers: tuple, case: tuple, shut: tuple) -> tuple:
-    import torch.distributed as dist
-
-    from ...ranks import comm
     from ...ranks.mesh import Mesh
 
     axis, mine = Mesh(dp=world_size)["dp"], deepcopy(case)
-    past = {name: partial(_past_comm, getattr(dist, name)) for name in SENDS.split()}
-    comm.clear_log()
-    with patch.multiple(dist, **past), closed(*shut) if shut else nullcontext():
+    with counted() as said, closed(*shut) if shut else nullcontext():
         found = body(axis, *answers, *mine)
     assert equal(mine, case), CHANGED
-    return found
+    return found, "".join(said)
 
 
 def _past_comm(call: Callable, *args, **kwargs):

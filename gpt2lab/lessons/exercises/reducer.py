@@ -11,7 +11,7 @@ from ...model import GPT2
 from ...ranks import comm
 from ...reference import CONFIG, example_batch, serial_gradients
 from .engine import Task
-from .ranked import ranked
+from .ranked import ranked, start_counting
 
 
 class Line:
@@ -169,7 +169,7 @@ def _hooked(axis, answer, full: int) -> tuple:
         p.register_post_accumulate_grad_hook(partial(ready, name))
     for _ in range(2):
         model.zero_grad()
-        comm.clear_log()
+        start_counting()
         (model.loss(model(mine.tokens), mine.targets) / batch.total).backward()
         sums = {name: total.clone() for name, total in work.finish().items()}
         found += [sums, len(comm.log) == len(buckets(order, full))]

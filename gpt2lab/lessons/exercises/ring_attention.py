@@ -6,8 +6,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from ...machine.memory import Alive
 from ...ranks import comm
 from ...ranks.mesh import Mesh
-from . import close, closed, live, returned
+from . import by_chance, close, closed, live, returned
 from .differences import named, randoms
+from .ranked import counted
 from .watching import received
 
 
@@ -15,12 +16,15 @@ def ring_backward(answer) -> None:
     """Exercise: the backward of ring attention on live ranks; k, v and their gradients go round."""
     for n, words in ((3, "three live ranks"), (2, "two live ranks"), (4, "four live ranks")):
         _ring_backward_on(answer, n, words)
+    by_chance(
+        lambda chance: _ring_backward_on(answer, 2, "other numbers on two ranks", chance.randint(1, 99)), 1
+    )
 
 
-def _ring_backward_on(answer, n: int, words: str) -> None:
-    q, k, v, grad = (x.requires_grad_() for x in randoms(0, *4 * [(12, 2 + n)]))
+def _ring_backward_on(answer, n: int, words: str, seed: int = 0) -> None:
+    q, k, v, grad = (x.requires_grad_() for x in randoms(seed, *4 * [(12, 2 + n)]))
     _attend(q, k, v)[0].backward(grad.detach())
-    found, t, block = live(_backward_on_a_rank, answer, ranks=n, what=words), 12 // n, _flops(n)
+    found, t, block = live(_backward_on_a_rank, answer, seed, ranks=n, what=words), 12 // n, _flops(n)
     best = n * 4 * t * q.size(1) * 8  # n shifts of k, v, dk, dv (t, D)
     for rank, (given, *_, same, _, _) in enumerate(found):
         table = named("dq", "dk", "dv")(returned(given), f"rank {rank}")
@@ -29,8 +33,8 @@ def _ring_backward_on(answer, n: int, words: str) -> None:
         assert same, (
             f"rank {rank} changed what it was given: q, k, v and the rest belong to others; make new ones"
         )
-    calls = [sum(event.op == op for _, log, *_ in found for event in log) for op in ("send", "recv")]
-    for rank, (_, log, flops, *_) in enumerate(found):
+    calls = [sum(event.op == op for *_, log, _, _, _, _ in found for event in log) for op in ("send", "recv")]
+    for rank, (*_, log, flops, _, _, _) in enumerate(found):
         ops, to = {event.op for event in log}, {to for event in log for to, _ in event.targets}
         assert ops <= {"send", "recv"} and to <= {(rank - 1) % n, (rank + 1) % n}, (
             f"rank {rank} of {n} called {sorted(ops)} and sent to {sorted(to)}: on a ring only neighbours talk"
@@ -44,6 +48,8 @@ def _ring_backward_on(answer, n: int, words: str) -> None:
     assert calls[0] == calls[1], (
         f"{calls[1]} messages were received, and {calls[0]} sends were waited for: what has not left may still change"
     )
+    said = [words for _, words, *_ in found if words]
+    assert not said, said[0][0]
     for rank, (*_, computed, most) in enumerate(found):
         for others, flops in enumerate(computed, 1):
             assert flops > (others - 2) * block, (
@@ -65,8 +71,8 @@ def _attend(q, k, v):
     return scores.softmax(-1) @ v, scores.logsumexp(-1, keepdim=True)
 
 
-def _backward_on_a_rank(rank, world_size, answer):
-    axis, (q, k, v, grad) = Mesh(cp=world_size)["cp"], randoms(0, *4 * [(12, 2 + world_size)])
+def _backward_on_a_rank(rank, world_size, answer, seed):
+    axis, (q, k, v, grad) = Mesh(cp=world_size)["cp"], randoms(seed, *4 * [(12, 2 + world_size)])
     out, lse = _attend(q, k, v)
     t = 12 // world_size
     mine = [x[t * rank :][:t].clone() for x in (q, k, v, out, lse, grad)]
@@ -83,8 +89,12 @@ def _backward_on_a_rank(rank, world_size, answer):
                 blocks[other].watch(message)
         held.append(sum(block.bytes() > 0 for block in blocks))
 
-    comm.clear_log()
-    with counter, received(note), closed("torch.autograd", "torch._functorch", "gpt2lab.parallel"):
+    with (
+        counted() as said,
+        counter,
+        received(note),
+        closed("torch.autograd", "torch._functorch", "gpt2lab.parallel"),
+    ):
         given = answer(*mine, axis)
     same = all(map(torch.equal, before, mine))
-    return given, [*comm.log], counter.get_total_flops(), same, [*computed.values()], max(held)
+    return given, said, [*comm.log], counter.get_total_flops(), same, [*computed.values()], max(held)

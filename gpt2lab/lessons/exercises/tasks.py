@@ -3,6 +3,8 @@
 import heapq
 import random
 from dataclasses import asdict
+from functools import partial
+from itertools import pairwise
 
 import torch
 
@@ -60,6 +62,12 @@ def declare(answer) -> None:
     for blocks in (BLOCKS, ((0, 1), (1, 4), (4, 6))):
         _declared_right(mlp(answer, blocks), mlp(declared, blocks))
     mlp(unaided(answer, __name__))
+    by_chance(partial(_declared_by_chance, answer), 3)
+
+
+def _declared_by_chance(answer, chance) -> None:
+    cuts = [0, *sorted(chance.sample(range(1, 6), chance.randint(0, 4))), 6]
+    _declared_right(mlp(answer, tuple(pairwise(cuts))), mlp(declared, tuple(pairwise(cuts))))
 
 
 def _declared_right(graph, want) -> None:
@@ -127,26 +135,32 @@ def release(v: int, waits: list[int], after: list[list[int]]) -> list[int]:
 def ready(answer) -> None:
     """Exercise: the tasks that may run because one is over."""
     for seed in range(6):
-        before = random_edges(seed, 40)
-        after = [[w for w, firsts in enumerate(before) if v in firsts] for v in range(40)]
-        waits = Counted(len(firsts) for firsts in before)
-        queue, over = [v for v, firsts in enumerate(before) if not firsts], []
-        while queue:
-            v = queue.pop(seed % 2 - 1)
-            early = [u for u in before[v] if u not in over]
-            assert not early, f"task {v} was let go while task {early[0]}, which it needs, was not over"
-            assert v not in over, f"task {v} was let go twice"
-            over.append(v)
-            waits.looked, behind = 0, list(after[v])
-            got = list(returned(unaided(answer, __name__)(v, waits, after)))
-            assert after[v] == behind, "your function takes tasks out of after[v]; count in `waits` alone"
-            assert waits.looked <= 4 * len(behind) + 4, (
-                f"you looked at {waits.looked} counters for a task that {len(behind)} wait for; with a million tasks "
-                "that is the whole time. Look at after[v] alone"
-            )
-            queue += got
-        left = sorted(set(range(40)) - set(over))
-        assert not left, f"task {left[0]} never runs, though all that it waits for is over"
+        _all_run(answer, random_edges(seed, 40), seed % 2 - 1)
+    by_chance(
+        lambda chance: _all_run(answer, random_edges(chance.randrange(99), chance.randint(20, 39)), -1), 3
+    )
+
+
+def _all_run(answer, before: list[list[int]], place: int) -> None:
+    after = [[w for w, firsts in enumerate(before) if v in firsts] for v in range(len(before))]
+    waits = Counted(len(firsts) for firsts in before)
+    queue, over = [v for v, firsts in enumerate(before) if not firsts], []
+    while queue:
+        v = queue.pop(place)
+        early = [u for u in before[v] if u not in over]
+        assert not early, f"task {v} was let go while task {early[0]}, which it needs, was not over"
+        assert v not in over, f"task {v} was let go twice"
+        over.append(v)
+        waits.looked, behind = 0, list(after[v])
+        got = list(returned(unaided(answer, __name__)(v, waits, after)))
+        assert after[v] == behind, "your function takes tasks out of after[v]; count in `waits` alone"
+        assert waits.looked <= 4 * len(behind) + 4, (
+            f"you looked at {waits.looked} counters for a task that {len(behind)} wait for; with a million tasks "
+            "that is the whole time. Look at after[v] alone"
+        )
+        queue += got
+    left = sorted(set(range(len(before))) - set(over))
+    assert not left, f"task {left[0]} never runs, though all that it waits for is over"
 
 
 def received(axis, source: int):

@@ -11,6 +11,8 @@ import torch
 
 from ...machine.memory import Alive
 from ...ranks import comm
+from ...ranks.call import begun
+from .ranked import through_comm
 
 
 @contextmanager
@@ -121,7 +123,8 @@ class Watched(list):
 
     def __iter__(self):
         graphs = lambda: [t for t in gc.get_objects() if type(t) is torch.Tensor and t.requires_grad]
-        with watched() as seen:
+        before = begun() - len(comm.log)
+        with through_comm(), watched() as seen:
             for entry in super().__iter__():
                 with received(lambda message: message.mul_(2)) if entry in self.loud else nullcontext():
                     yield entry
@@ -131,6 +134,12 @@ class Watched(list):
             assert self.loud or not (seen.held.bytes() or graphs()), (
                 "B takes its pair out of s.kept, but what came is in memory: is there a second list that keeps it?"
             )
+        beside = {e.op for e in comm.log} - {"send", "recv"}
+        assert not beside, f"stages send by comm.isend alone; yours also calls {', '.join(sorted(beside))}"
+        missing = begun() - len(comm.log) - before - seen.unwaited
+        assert not missing, (
+            f"{missing} calls of comm are neither over nor on their way: leave the log as it is"
+        )
 
 
 class Counted(list):

@@ -200,6 +200,9 @@ muon_rows = ranked(
         f"{rows} rows of {width} on {ranks} live ranks": (1024 * randoms(0, (rows, width))[0], ranks)
         for rows, width, ranks in ((60, 3, 3), (11, 4, 2))
     },
+    what="{0.shape[0]} rows of {0.shape[1]} on {1} live ranks",
+    drawn=lambda chance: (1024 * randoms(chance.randrange(99), (chance.randint(30, 60), 5))[0], 3),
+    count=1,
     tolerance=1e-9,
 )
 """Exercise: Muon's update of a tall matrix that is cut by rows over live ranks, without gathering it."""

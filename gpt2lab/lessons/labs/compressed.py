@@ -79,9 +79,10 @@ def sent_and_kept(code, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, to
 
     Raises FloatingPointError for numbers that a code cannot say.
     """
-    if not (x.abs() < 2.0**126).all():  # nor is NaN
+    most = 15 if x.dtype == torch.float16 else 126  # so that its scale is finite
+    if not (x.abs() < 2.0**most).all():  # nor is NaN
         raise FloatingPointError(
-            "A number to send is not finite, or 2^126 and more. Use a lower learning rate."
+            f"A number to send is not finite, or 2^{most} and more. Use a lower learning rate."
         )
     message = code.encode(x)
     sent = code.decode(message, x)
@@ -130,7 +131,7 @@ class PowerSum:
         if x.dim() != 2 or self.rank * sum(x.shape) >= x.numel():
             return comm.all_reduce(x, axis)
         x = x + self.kept[name]
-        if name not in self.right:  # the same on all ranks
+        if name not in self.right or not self.right[name].any():  # the same on all ranks
             generator = torch.Generator().manual_seed(0)
             self.right[name] = torch.randn(x.size(1), self.rank, generator=generator, dtype=x.dtype)
         left, _ = torch.linalg.qr(comm.all_reduce(x @ self.right[name], axis))

@@ -141,6 +141,8 @@ def run(rank: int, world_size: int, config: GPT2Config, mixture: Mixture, x, gra
     comm.clear_log()
     sum_copies(mixture, copied)
     sent.append(bytes_sent())
-    mixture.router.weight.grad = comm.all_reduce(mixture.router.weight.grad, mesh["ep"])
+    for name, p in mixture.named_parameters():
+        if not name.startswith("experts."):
+            p.grad = comm.all_reduce(p.grad, mesh["ep"])
     gradients = {n: p.grad for n, p in mixture.named_parameters()} | {"x": mine.grad}
     return y.detach(), gradients, load, computed[0], sent

@@ -46,7 +46,7 @@ def scattered(term, axis, sizes):
 def two_layers(rank: int, world_size: int, parts: bool) -> list:
     """Spans of a paced forward of a column- and a row-parallel layer: products sleep, messages are real."""
     axis, x = Mesh(tp=world_size)["tp"], torch.ones(1, 64, 1024)  # a part: 256 KiB
-    sizes, name = [64] * world_size, ("c_fc", "c_proj")
+    sizes, name = [64] * world_size, ("fc", "proj")
 
     product = lambda layer, share: asleep(name[layer], "forward", 0.08 * share)
 

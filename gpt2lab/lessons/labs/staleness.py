@@ -12,7 +12,7 @@ from ...corpus.batches import Batch
 from ...corpus.shards import plays
 from ...emulate import Emulator
 from ...model import GPT2, GPT2Config
-from ...parallel.pipeline.stages import cut_layers
+from ...parallel.pipeline.stages import homes_of
 from ...schedules import Cost, simulate
 from ...schedules.asynchronous import make_stream
 from ...train import Recipe
@@ -37,15 +37,6 @@ def letter_batches(count: int, rows: int = 8, length: int = 32, seed: int = 0) -
         samples = torch.arange(rows) + n * rows
         found.append(Batch(windows[:, :-1], windows[:, 1:], torch.arange(length), samples, rows * length))
     return found
-
-
-def homes_of(config: GPT2Config, stages: int) -> dict[str, int]:
-    """Which stage owns which parameter: blocks as the pipeline cuts them, the embedding first, the norm last."""
-    layers = cut_layers(config, stages)
-    stage_of = {f"h.{i}": s for s, blocks in enumerate(layers) for i in blocks}
-    last = {"ln_f": stages - 1}
-    names = [name for name, _ in GPT2(config).named_parameters()]
-    return {n: (stage_of | last).get(".".join(n.split(".")[: 1 + n.startswith("h.")]), 0) for n in names}
 
 
 def losses(scheme: str, rate: float, warmup: int, seed: int, updates: int, stages: int = 4) -> list[float]:

@@ -29,8 +29,10 @@ def types_of(parallel: Parallel, name: str) -> dict[str, str]:
 def typed(plan: Plan, config) -> str:
     """Run a plan's forward, and the sums that finish its gradients, on types: "well typed", or what is refused.
 
-    On this process alone, which is rank 0 while it lasts; of a pipeline its first stage. Raises ValueError for ZeRO.
+    On this process alone, which is rank 0 while it lasts; of a pipeline its first stage. Raises ValueError for ZeRO,
+    and for a plan that cannot run this model.
     """
+    plan.check(config, 7, 11)
     if plan.zero or plan.asynchronous:
         raise ValueError(f"Types do not know the sums of {plan}. Use zero=0, and a schedule with a flush.")
     with one_of(0, plan.world), torch.no_grad(), Types().calls() as types:

@@ -64,6 +64,13 @@ class Types(TorchFunctionMode):
         """The types of x by axis."""
         return self.known[id(x)][0] if id(x) in self.known else {}
 
+    def said(self, function, *given) -> dict[str, str] | str:
+        """The types of what a function makes, or why it is refused."""
+        try:
+            return self.of(function(*given))
+        except IllTyped as error:
+            return str(error)
+
     def __torch_function__(self, function, _, args=(), kwargs=None):
         made, named = function(*args, **(kwargs or {})), kwargs or {}
         name = function.__name__.removeprefix("__").removesuffix("__")

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from torch import nn
 
 from ...machine.arguments import checked
-from ...model import GPT2Config
+from ...model import GPT2, GPT2Config
 from .. import spec
 
 
@@ -34,6 +34,15 @@ def cut_layers(config: GPT2Config, stages: int) -> tuple[range, ...]:
     for _ in range(config.n_layer):  # one block more for the fastest stage, of equals the last
         counts[min(range(stages), key=lambda s: (ends[s] + counts[s] * block, -s))] += 1
     return tuple(range(*ends) for ends in pairwise(accumulate(counts, initial=0)))
+
+
+def homes_of(config: GPT2Config, stages: int) -> dict[str, int]:
+    """Which stage owns which parameter: blocks as the pipeline cuts them, the embedding first, the norm last."""
+    layers = cut_layers(config, stages)
+    stage_of = {f"h.{i}": s for s, blocks in enumerate(layers) for i in blocks}
+    last = {"ln_f": stages - 1}
+    names = [name for name, _ in GPT2(config).named_parameters()]
+    return {n: (stage_of | last).get(".".join(n.split(".")[: 1 + n.startswith("h.")]), 0) for n in names}
 
 
 @dataclass(frozen=True)

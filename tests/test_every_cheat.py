@@ -1,0 +1,211 @@
+"""Every exercise against every cheat: `python tests/test_every_cheat.py 07` prints the table of a lesson, or of all.
+
+A cheat is made by rule of an exercise's solution, so that a new exercise meets all of them. It looks for what its judge
+knows, and where it finds it, gives what is right; or it gives what is right for what was seen in a first run alone; or
+it sends what nobody asked for. All answers of a lesson are judged in one sandbox, as `gpt2lab grade` judges them, and
+beside them the control, which does what cheats do besides and gives what is right: it passes, no cheat does.
+"""
+
+import ast
+import base64
+import contextlib
+import io
+import pickle
+import sys
+import tempfile
+
+import pytest
+from cheats import (
+    ANY,
+    ASKS,
+    CALL,
+    CALLED,
+    CONTROL,
+    DEFINED,
+    FLOAT,
+    LIVE,
+    LOOK,
+    MEMORY,
+    NONSENSE,
+    PATCHED,
+    RECORDED,
+    TOOLS,
+    WRITES,
+)
+
+from gpt2lab.classroom import NOTEBOOKS, lessons_named
+from gpt2lab.classroom.sandbox import Limits, run_judge
+from gpt2lab.classroom.submission import touches
+from gpt2lab.lessons.answers import exercises, setup
+from gpt2lab.lessons.desk import Desk, split
+from gpt2lab.lessons.exercises.engine import SEED, Task
+from gpt2lab.processes import launch
+from gpt2lab.processes.launch import Ranks
+
+pytestmark = [pytest.mark.live, pytest.mark.sandboxed]
+
+BY_WHAT_IS_ASKED = {
+    ("letters of weights", "table"): "its arguments are names, all of which are shown",
+    ("a stash", "table"): "its function only starts what is asked for, a class",
+    ("which axis gets the fast links", "first shapes"): "it is asked of two axes",
+}
+"""Why a cheat does not apply to a single exercise."""
+
+
+class Lesson:
+    """A lesson, its desk, and ranks that are kept."""
+
+    def __init__(self, number: str):
+        (self.of,) = lessons_named(NOTEBOOKS, [number])
+        self.desk, self.ranks = Desk(self.of.name, setup(self.of)), {}
+
+    def launch(self, fn, *args, ranks: int = 4, **_):
+        """In place of new ranks."""
+        if ranks not in self.ranks:
+            self.ranks[ranks] = Ranks(ranks, timeout=2, echo=False)
+        return self.ranks[ranks].run(fn, *args)
+
+    def beside(self, body: str, cheat: str, checks: str, seed: str) -> list:
+        """The verdicts on an answer, as a notebook gives them."""
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv(SEED, seed)
+            patched.setattr(launch, "launch", self.launch)
+            with contextlib.redirect_stdout(io.StringIO()):
+                return self.desk.verdicts(body, answer(body, cheat), checks)
+
+
+def answer(body: str, cheat: str) -> str:
+    """The text of an answer: the solution, with a cheat around its functions."""
+    names = [node.name for node in ast.parse(body).body if isinstance(node, ast.FunctionDef)]
+    return "\n".join([body, TOOLS, cheat, *(f"{name} = cheat({name})" for name in names)])
+
+
+def recorded(lesson: Lesson, body: str, checks: str) -> tuple[list, list]:
+    """The verdicts on the solution in a run with other drawn cases, and its calls: (function, rank, given, ...)."""
+    with tempfile.NamedTemporaryFile() as file:
+        said, calls = lesson.beside(body, f"FILE = {file.name!r}\n{RECORDED}", checks, "77"), []
+        while file.peek(1):
+            calls.append(pickle.load(file))
+    return said, calls
+
+
+def on_the_reference(task, test: str, live: bool, functions: bool) -> dict[str, str]:
+    """The cheats that look for what the checker compares with."""
+    if not (isinstance(task, Task) and task.right):
+        return dict.fromkeys([*DEFINED, *CALLED], "N/A its checker keeps no reference, but rules or a score")
+    room, name = test.rpartition(".")[::2]
+    words = str(next(iter(task.shown)))
+    room = next(
+        n for n, m in sys.modules.items() if getattr(m, name, None) is task and n.startswith("gpt2lab")
+    )
+    asks = ASKS.format(room=room, name=name, what=task.what, words=words)
+    found = {n: f"{asks}{ask}\n{CALL('pass')}" for n, ask in DEFINED.items()}
+    found |= {n: f"{asks}{kept}{CALL(ask)}" for n, (kept, ask) in CALLED.items()}
+    if not functions:
+        found |= dict.fromkeys(CALLED, "N/A a class")
+    elif live:  # new ranks take seconds: all ways in one answer, but those that fail before
+        found |= dict.fromkeys(CALLED, f"{asks}KEPT = TASK.right\n{ANY}")
+    return {n: text.replace("TASK", test) for n, text in found.items()}
+
+
+def on_what_was_seen(title: str, words: str, calls: list, task) -> dict[str, str]:
+    """The cheats that are right for what the first run saw."""
+    first, alone = {}, all(c[2] == "[]" for c in calls)
+    for name, rank, given, shape, result, *_ in calls:
+        first.setdefault((name, rank), (result, {}, shape))[1].setdefault(given, result)
+    kept = f"TABLE = {base64.b64encode(pickle.dumps(first))!r}\n{LOOK}"
+    rules = {  # a cheat: (where it does not apply, because)
+        "constant": [(len({c[4] for c in calls}) < 2, "one result is right")],
+        "table": [
+            (alone, "it has no arguments"),
+            ("best known" in words, "a puzzle asks for a table"),
+        ],
+        "first shapes": [(not any(c[3][1:] for c in calls), "it gets numbers alone")],
+        "float32": [
+            (alone, "a guess, which need not be exact"),
+            ("best known" in words, "a puzzle is scored"),
+            (isinstance(task, Task) and task.tolerance > 1e-8, "float32 is enough"),
+            (not any(c[5] for c in calls), "float32 holds what it gives"),
+        ],
+    }
+    no = {name: next((because for rule, because in found if rule), "") for name, found in rules.items()}
+    no |= {name: because for (of, name), because in BY_WHAT_IS_ASKED.items() if of == title}
+    texts = {name: kept + text for name, text in MEMORY.items()} | {"float32": FLOAT}
+    return {name: f"N/A {no[name]}" if no[name] else text for name, text in texts.items()}
+
+
+def cheats(lesson: Lesson, exercise) -> tuple[str, dict[str, str], dict[str, tuple]]:
+    """The name of an exercise, the texts of all cheats, and what was said in the first run."""
+    body, checks = split(exercise.cell.solved())
+    said, calls = recorded(lesson, body, checks)
+    (title, *first), live = said[0], any(c[6] for c in calls)
+    test = ast.unparse(ast.parse(checks).body[0].value.args[1])
+    task = eval(test, lesson.desk.names)
+    functions = any(isinstance(node, ast.FunctionDef) for node in ast.parse(body).body)
+    texts = {"control": CONTROL} | on_the_reference(task, test, live, functions)
+    texts["patches"] = PATCHED + NONSENSE.format("patch()")
+    texts["writes a verdict"] = f"{WRITES.replace('TITLE', title)}write()\n{NONSENSE.format('write()')}"
+    if functions and calls:
+        texts |= on_what_was_seen(title, first[1], calls, task)
+    else:
+        texts |= dict.fromkeys([*MEMORY, "float32"], "N/A a class")
+    return (
+        title,
+        texts | (LIVE if live else dict.fromkeys(LIVE, "N/A no live ranks")),
+        {"first run": tuple(first)},
+    )
+
+
+def table(number: str) -> dict[str, dict[str, tuple]]:
+    """(status, words) of every cheat, by exercise and cheat; (N/A, why) for one that does not apply.
+
+    An answer that is judged beside its checker can ask it: then the teacher's report marks it (marked, what it names).
+    """
+    lesson, job, places, found = Lesson(number), [], {}, {}
+    for exercise in exercises(lesson.of):
+        body, checks = split(exercise.cell.solved())
+        title, texts, found[title] = cheats(lesson, exercise)
+        for name, text in texts.items():
+            if text.startswith("N/A"):
+                found[title][name] = ("N/A", text[4:])
+            elif name in (*MEMORY, "float32", *LIVE):
+                found[title][name] = tuple(lesson.beside(body, text, checks, "0")[0][1:])
+            elif (title, text) in places:
+                places[title, text].append(name)
+            else:
+                places[title, text] = [name]
+                job.append((len(job), (split(exercise.cell.blank())[0], answer(body, text), checks)))
+    names = [(title, of) for (title, _), of in places.items()]
+    given = {"lesson": lesson.of.name, "setup": setup(lesson.of), "answers": job}
+    for step in run_judge(given, Limits(seconds=60)):
+        assert "broke" not in step, step
+        if "end" in step:
+            title, of = names[step["end"]]
+            status, words = step["verdicts"][0][1:]
+            beside = status == "PASS" and not step["apart"] and of[0] in CALLED
+            marks = touches(list(places)[step["end"]][1]) if beside else ()
+            found[title] |= dict.fromkeys(of, ("marked", " ".join(marks)) if marks else (status, words))
+    for ranks in lesson.ranks.values():
+        ranks.close()
+    return found
+
+
+@pytest.mark.parametrize("lesson", lessons_named(NOTEBOOKS, []), ids=lambda lesson: lesson.name)
+def test_no_cheat_passes_and_what_is_right_does(lesson):
+    for title, row in table(lesson.name[:2]).items():
+        passed = {name for name, (status, *_) in row.items() if status == "PASS"}
+        live = row["unread message"][0] != "N/A"
+        passed |= {name for name, (status, *_) in row.items() if live and status == "marked"}
+        assert passed == {"first run", "control"}, (
+            title,
+            {n: row[n] for n in ("first run", "control", *passed)},
+        )
+        assert all(words for status, words in row.values() if status != "PASS"), (title, row)
+
+
+if __name__ == "__main__":
+    for number in sys.argv[1:] or [lesson.name[:2] for lesson in lessons_named(NOTEBOOKS, [])]:
+        for title, row in table(number).items():
+            print(f"{number} {title}")
+            for name, (status, words) in row.items():
+                print(f"    {name:20} {status:4} {words[:100]}", flush=True)
