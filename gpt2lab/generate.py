@@ -12,6 +12,7 @@ import torch
 
 from .machine.arguments import MORE, checked
 from .machine.few_rows import FewRows
+from .machine.words import refuse
 
 END_OF_TEXT = 50256  # <|endoftext|>, the last token of GPT-2's vocabulary
 
@@ -23,13 +24,18 @@ class Sampling:
 
     `top_p` keeps the smallest set of tokens that together have at least this probability (Holtzman et al. 2020, "The
     Curious Case of Neural Text Degeneration"). Random numbers depend only on (seed, row, position). Raises ValueError
-    for values that leave no token to choose from.
+    for values that leave no token to choose from, or would change nothing.
     """
 
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
     seed: int = 0
+
+    def __post_init__(self):
+        idle = ("top_k", "top_p", "seed") if self.temperature == 0 else ()
+        given = [name for name in idle if getattr(self, name) != getattr(Sampling, name)]
+        refuse(given, dict.fromkeys(idle, "temperature = 0 takes the likeliest"), str)
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
         """The probabilities (B, V), in float64, that the next tokens are drawn with."""

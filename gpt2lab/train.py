@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from .machine.arguments import MORE, checked
+from .machine.words import refuse
 from .parallel import finish, muon
 from .plan import Parallel, Plan
 from .ranks import comm, trace
@@ -18,7 +19,7 @@ from .ranks.mesh import Axis
 class Recipe:
     """The optimizer's settings. Defaults suit small runs; `LLMC` is the recipe of llm.c's CPU trainer.
 
-    Raises ValueError for settings that no run can have.
+    Raises ValueError for settings that no run can have, or that would change nothing.
     """
 
     optimizer: str = "adamw"  # "sgd", or "muon": AdamW, but Muon for the matrices of the blocks
@@ -33,6 +34,9 @@ class Recipe:
     autocast: bool = False  # matrix products in bfloat16; weights, sums and updates stay as they are
 
     def __post_init__(self):
+        idle = ("betas", "eps") if self.optimizer == "sgd" else ()
+        given = [name for name in idle if getattr(self, name) != getattr(Recipe, name)]
+        refuse(given, dict.fromkeys(idle, "sgd keeps no moments"), str)
         if self.decay_steps is not None and self.warmup > self.decay_steps:
             raise ValueError(
                 f"The rate cannot rise for warmup = {self.warmup} steps and have fallen after decay_steps = "

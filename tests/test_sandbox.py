@@ -126,3 +126,18 @@ def judge_it(answer):
         closed = not across and name not in BESIDE
         assert not closed or "does not look into its checker" in found[i][0][0][2], (name, found[i])
     assert all(touches(f"import signal, os\n{whole(LOOKS[name])}") for name in BESIDE)
+
+
+@pytest.mark.sandboxed
+def test_the_ranks_of_all_answers_come_from_one_closed_server_which_starts_again_when_it_was_ended(tmp_path):
+    checker = """
+from gpt2lab.lessons import exercises
+def judge_it(answer):
+    return str(exercises.live(answer, ranks=1)[0])
+"""
+    ask = "def deed(rank, world_size):\n    import os\n    server = os.getppid()\n    {}return server\n"
+    deeds = ["", "", "open(f'/proc/{server}/mem').close(); ", "os.kill(server, 9); ", ""]
+    found = judged(checker, ask.format(""), map(ask.format, deeds), tmp_path)
+    (one, same, reads, _, again) = [found[i][0][0][1:] for i in range(5)]
+    assert one == same and reads[0] == "FAIL" and "Permission denied" in reads[1], found
+    assert one[0] == again[0] == "PASS" and one[1] != again[1], found

@@ -13,13 +13,11 @@ answer, which could forge its verdict, for its own exercise only. `judged` says 
 """
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import select
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -29,8 +27,8 @@ import psutil
 from ..lessons import exercises
 from ..lessons.desk import Desk, defined, titles
 from ..lessons.exercises.guards import frames_closed
-from ..processes.launch import launch
-from ..processes.orphans import die_with_parent
+from ..processes import forkserver
+from ..processes.orphans import adopt, closed_to_others, die_with_parent
 from ..processes.results import untrusted
 from .carried import by_value, forget
 from .peer import Gone, Peer, packed, unpacked
@@ -40,17 +38,9 @@ from .verdicts import TOLD, WORDS, ended, is_verdict, late
 SPARE = 2
 """Seconds after which an answer that Python could not stop is killed."""
 WARM = 60
-"""Seconds in which a process must be ready on a busy machine, with its first ranks."""
+"""Seconds in which a process must be ready on a busy machine."""
 PACKED = "the functions, packed"
 """The name, which no function has, under which the answer's process gives its functions for ranks."""
-PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
-
-
-def closed_to_others() -> None:
-    """No process may read or trace this one from now on; what its children leave behind becomes its own child."""
-    if sys.platform == "linux":
-        for option, value in ((PR_SET_DUMPABLE, 0), (PR_SET_CHILD_SUBREAPER, 1)):
-            ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def judged(desk: Desk, before: str, answer: str, checks: str, pipe: int) -> tuple[list, bool]:
@@ -59,6 +49,9 @@ def judged(desk: Desk, before: str, answer: str, checks: str, pipe: int) -> tupl
     `pipe` is what only this process may write to.
     """
     names = titles(checks)
+    if {"live", "ranked"} & vars(desk.names.get("exercises", desk)).keys():
+        with suppress(OSError, EOFError):  # who asks for ranks will be told why there are none
+            forkserver.lend()  # no answer pays for it that the first ranks start slowly
     for across in (False,) if any(f"class {name}" in before for name in defined(before)) else (True, False):
         deed = _ask_across if across else _judge_beside
         with _forked(lambda line, deed=deed: deed(desk, before, answer, checks, line), pipe) as other:
@@ -165,6 +158,7 @@ def _forked(run: Callable, *secret: int) -> Iterator[Other]:
 def _ask_across(desk: Desk, before: str, answer: str, checks: str, line: socket.socket) -> None:
     """In a fork: the checker here, the answer in a fork of its own. Tells the verdicts, or that this cannot be."""
     closed_to_others()
+    adopt()
     peer, given, found = Peer(line), dict(desk.names), []
     by_value()
     desk.run(before, given)
@@ -218,12 +212,9 @@ def _answer(desk: Desk, before: str, answer: str, line: socket.socket) -> None:
 
 
 def _judge_beside(desk: Desk, before: str, answer: str, checks: str, line: socket.socket) -> None:
-    """In a fork: checker and answer together. The first ranks start slowly, and no answer should pay for it."""
+    """In a fork: checker and answer together."""
     peer = Peer(line)
     by_value()
-    if {"live", "ranked"} & vars(desk.names.get("exercises", desk)).keys():
-        with suppress(Exception):
-            launch(lambda *_: None, ranks=1, echo=False)
     peer.tell(ready=True)
     said = frames_closed()
     found = desk.verdicts(before, answer, checks)

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 
-from ..processes.orphans import die_with_parent
+from ..processes.orphans import adopt, closed_to_others, die_with_parent
 
 
 def limit(gib: float) -> None:
@@ -39,7 +39,8 @@ def main(pipe: int, seconds: float, gib: float) -> None:
     from ..lessons.desk import Desk
     from . import apart
 
-    apart.closed_to_others()
+    closed_to_others()
+    adopt()
     exercises.LIMIT = seconds
     desk = Desk(job["lesson"], job["setup"])
     for i, (before, answer, checks) in job["answers"]:

@@ -11,18 +11,24 @@ import threading
 import types
 
 from ..machine.huge_pages import ask_for_huge_pages
-from .orphans import ASKS_TO_END, PARENT, PRELOAD
+from .orphans import ASKS_TO_END, CLOSED, PARENT, PRELOAD
 
 STARTING = threading.Lock()
+_lent = 0  # the process whose server its forks use too
 # rooms that draw, measure or grade, which ranks seldom need
 ONLY_HERE = ("benchmarks", "classroom", "cli", "commands", "plots")
 
 
-def context():
-    """A forkserver, with what it preloads in huge pages; spawn where there is no forkserver (Windows)."""
+def context(closed: bool = False):
+    """A forkserver, with what it preloads in huge pages; spawn where there is no forkserver (Windows).
+
+    Where it starts `closed`, no process may read or trace it or its ranks.
+    """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     chosen = multiprocessing.get_context("forkserver")
+    if _lent and os.getpid() != _lent:
+        return chosen
     chosen.set_forkserver_preload(["gpt2lab.processes.preload"])
     from multiprocessing import resource_tracker
     from multiprocessing.forkserver import ensure_running
@@ -40,6 +46,7 @@ def context():
             os.environ[PARENT] = f"{os.getpid()} {'main' if main else 'other'} {folder}"
             needed = (name for name in loaded() if (name + ".").split(".")[1] not in ONLY_HERE)
             os.environ[PRELOAD] = " ".join(needed)
+            os.environ |= {CLOSED: "1"} if closed else {}
             ask_for_huge_pages()
             ensure_running()
     except OSError as error:
@@ -50,21 +57,38 @@ def context():
             "shorter one, such as /tmp."
         ) from None
     finally:
-        for name in (PARENT, PRELOAD, "GLIBC_TUNABLES"):
+        for name in (PARENT, PRELOAD, CLOSED, "GLIBC_TUNABLES"):
             os.environ.pop(name, None)
             os.environ.update({name: before[name]} if name in before else {})
     return chosen
 
 
-def _forget() -> None:
-    """After a fork the parent's process server is none of this process's, whose first ranks start another."""
+def lend() -> None:
+    """See that a closed process server runs, which from now on also starts the ranks of this process's forks."""
+    global _lent
+    ready = context(closed=True).Process(target=loaded, daemon=True)
+    with without_main():
+        ready.start()
+    ready.join()
+    _lent = os.getpid()
+
+
+def _after_fork() -> None:
+    """After a fork the parent's process server is none of this process's, whose first ranks start another.
+
+    One that was lent is used as it is: only the parent can wait for it, and start it anew.
+    """
     from multiprocessing import forkserver
 
-    forkserver.ensure_running.__self__.__init__()  # the one object of multiprocessing that knows the server
+    server = forkserver.ensure_running.__self__  # the one object of multiprocessing that knows the server
+    if _lent:
+        server.ensure_running = lambda: None
+    else:
+        server.__init__()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def loaded() -> list[str]:

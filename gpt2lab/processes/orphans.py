@@ -13,20 +13,35 @@ import sys
 import tempfile
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 ASKS_TO_END = [signal.SIGINT, signal.SIGHUP, signal.SIGTERM]
 FOLDER_PREFIX = "gpt2lab-"
 PARENT = "GPT2LAB_FORKSERVER_PARENT"
 PRELOAD = "GPT2LAB_FORKSERVER_PRELOAD"
+CLOSED = "GPT2LAB_FORKSERVER_CLOSED"
 RANKS = "GPT2LAB_RANKS"  # in the environment of a rank and of what it starts: the private folder of its ranks
 STACK = "stack."  # begins the name of a file in that folder that a rank and its forks hold open
 
 
 def die_with_parent(sig: int) -> None:
     """Ask Linux to send `sig` to this process when its parent dies; a no-op on other systems."""
+    _ask_linux(PR_SET_PDEATHSIG, int(sig))
+
+
+def closed_to_others() -> None:
+    """No process of this user may read or trace this one from now on, nor its forks; a no-op on other systems."""
+    _ask_linux(PR_SET_DUMPABLE, 0)
+
+
+def adopt() -> None:
+    """What children of this process leave behind becomes its own child; a no-op on other systems."""
+    _ask_linux(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _ask_linux(option: int, value: int) -> None:
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(sig), 0, 0, 0)
+            ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def end_children(process: int) -> None:

@@ -14,6 +14,8 @@ import sys
 from . import orphans
 
 orphans.exit_with_parent()
+if os.environ.pop(orphans.CLOSED, ""):
+    orphans.closed_to_others()
 
 import cloudpickle  # noqa: E402, F401
 import numpy  # noqa: E402, F401
