@@ -2,6 +2,7 @@
 
 import gc
 import signal
+from collections import Counter
 
 import no_address_parser  # noqa: F401
 import pytest
@@ -15,6 +16,8 @@ from gpt2lab.processes.launch import Ranks
 
 ROTATE = ("live", "mutant", "browser", "rotates")
 """The marks of tests that run on one day of seven (`tiers`)."""
+LONG = ("test_every_cheat", "test_exercises", "test_handed_in")
+"""Files that begin first, so that no worker is left alone with one at the end; then those with many tests."""
 START = Ranks._living_pool
 
 # The same examples in every run, and no clock: what fails here fails for everybody.
@@ -52,6 +55,8 @@ def pytest_collection_modifyitems(config, items):
     if left:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in set(left)]
+    many = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path.stem not in LONG, -many[item.path]))
 
 
 def refuse(_):

@@ -229,7 +229,7 @@ def test_the_benchmark_times_both_of_a_pair_and_says_where_the_time_goes(pools):
             for name, ms in of_rank.items():
                 worked = ms["forward"], ms["backward"], ms["update"]
                 assert min(*worked, ms["messages under way"]) > 0
-                assert sum(worked) < 1e4 * found.times[name].median
+                assert sum(worked) > 20 * found.times[name].low  # 1000 in calm: milliseconds of one step
         assert all("messages under way" in found.told(name) for name in pair)
 
 

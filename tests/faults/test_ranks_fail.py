@@ -54,7 +54,7 @@ def forkserver():
 @pytest.fixture(autouse=True)
 def nothing_left():
     yield
-    assert children() == []
+    until(lambda: not children())  # on a busy machine one that was killed is missed a little later
 
 
 def work(rank, culprit):
