@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 
@@ -99,7 +100,7 @@ class Plan:
         messages = ("pp", "cp", "dp+cp") if _served(self) else ("pp", "cp")
         return {name: getattr(self, name) for name in NAMES} | experts | {"messages": messages}
 
-    @property
+    @cached_property
     def world(self) -> int:
         """How many ranks the plan needs."""
         return math.prod(getattr(self, name) for name in NAMES)

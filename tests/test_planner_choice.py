@@ -158,6 +158,14 @@ def test_a_pipeline_of_more_ranks_than_parts_is_refused_before_its_schedule_is_p
         Plan(pp=65536).check(CONFIG, 8, 11)
 
 
+def test_an_order_that_many_plans_have_is_played_once(monkeypatch):
+    played = []
+    monkeypatch.setattr(engine, "check_schedule", lambda order: played.append(order.micros) or order)
+    for micro, zero, dp in itertools.product((37, 41), (0, 1), (1, 2)):
+        Plan(pp=2, dp=dp, micro=micro, zero=zero).check(CONFIG, 2 * 41, 11)
+    assert played == sorted(set(played))
+
+
 def test_the_command_answers_in_a_table_and_in_json(capsys):
     ask = ["plan", "--config", "nano", "--cluster", "laptop", "--ranks", "2", "--length", "32", "--rows", "2"]
     assert cli.main([*ask, "--explain"]) == 0

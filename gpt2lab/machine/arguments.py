@@ -52,7 +52,7 @@ def checked(**ranges):
         rules = {p.name: (_kind(p, owner), ranges.get(p.name)) for p in parameters}
         places = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         limit = lambda least: (math.inf, 0) if callable(least) else _limits(least)
-        quick = {name: (name, kind, *limit(least)) for name, (kind, least) in rules.items()}
+        quick = {name: (name, _exact(kind), *limit(least)) for name, (kind, least) in rules.items()}
         order = [quick[name] for name in places]
 
         def look(name, value, args) -> None:
@@ -63,10 +63,13 @@ def checked(**ranges):
 
         @functools.wraps(inner)
         def told(*args, **kwargs):
-            named = [(value, quick[name]) for name, value in kwargs.items() if name in quick]
-            for value, (name, kind, least, most) in (*zip(args, order, strict=False), *named):
-                at_once = type(value) is kind and (kind not in NUMBERS or least <= value <= most)
-                if not at_once and kind is not EMPTY:
+            given = zip(args, order, strict=False)
+            if kwargs:
+                given = *given, *((value, quick[name]) for name, value in kwargs.items() if name in quick)
+            for value, (name, kinds, least, most) in given:
+                kind = type(value)
+                at_once = not kinds or kind in kinds and (kind not in NUMBERS or least <= value <= most)
+                if not at_once:
                     look(name, value, args)
             try:
                 return inner(*args, **kwargs)
@@ -135,6 +138,13 @@ def _kind(p: Parameter, owner):
         return EMPTY
     known = OBJECTS.get(p.name, EMPTY) if p.default is EMPTY else EMPTY
     return known if p.annotation is EMPTY else p.annotation
+
+
+def _exact(kind) -> tuple:
+    """The types whose values fit this kind without a closer look, a number's within its limits; (): all fit."""
+    if isinstance(kind, UnionType):
+        return sum(map(_exact, typing.get_args(kind)), ())
+    return () if kind is EMPTY else (float, int) if kind is float else (kind,)
 
 
 def _limits(limits) -> tuple[float, float]:

@@ -192,9 +192,9 @@ class Bounds:
 
     def filled(self, share: RankShare) -> float:
         """Bytes of a stage: all of its state, or fewer gradients beside the units that it has at once."""
-        plan, unit, weights = share.plan, (min(share.micro_rows), share.tokens), sum(share.sizes.values())
-        state, gradients = self.state(share, weights)
-        block = max((part_elements(share, f"h.{layer}") for layer in share.parts.blocks), default=0)
+        plan, unit = share.plan, (min(share.micro_rows), share.tokens)
+        state, gradients = self.state(share, weights := self.elements(share))
+        block = sum(part_elements(share, f"h.{layer}") for layer in share.parts.blocks[:1])  # all are alike
         stream, kept, costs = stream_bytes(share, *unit), self.kept(share), []
         for position in share.stages.values():
             layers = len(share.parts.layers[position])
@@ -203,11 +203,11 @@ class Bounds:
             halves = kept_between(share, 0, *unit, layers) if plan.pp > 1 else 0
             costs += waits, halves, layers * kept, layers * block * gradients / weights
         asked = plan.schedule, plan.pp, plan.chunks, min(plan.micro, 2 * plan.pp), share.pp
-        return state + max(gradients, (_moments(*asked) @ costs).max())
+        return state + max(gradients, (_moments(*asked) @ costs).max().item())
 
     def elements(self, share: RankShare) -> int:
-        """Weights of the first stage."""
-        key = "elements", share.plan.pp, share.plan.tp, share.plan.schedule, share.plan.chunks
+        """Weights of a stage."""
+        key = "elements", share.pp, share.plan.pp, share.plan.tp, share.plan.schedule, share.plan.chunks
         return self._once(key, lambda: sum(share.sizes.values()))
 
     def kept(self, share: RankShare) -> int:

@@ -53,8 +53,8 @@ class Goal:
 
     def order(self, plan: Plan, seconds: float, size: float) -> tuple:
         """What is compared between plans that meet the goal, the smaller the better."""
-        first = {"time": seconds, "memory": size, "devices": plan.world}[self.least]
-        return first, *((size,) if self.least == "time" else (seconds,))
+        first = plan.world if self.least == "devices" else size
+        return (seconds, size) if self.least == "time" else (first, seconds)
 
     def key(self, found: PricedPlan) -> tuple:
         """The same of a plan that has been predicted."""
@@ -182,8 +182,7 @@ def parallelize(config, cluster: Cluster, goal: Goal, watch: Callable = PLANS) -
     rejected["needs more memory"] = sum(f.prediction.memory > search.limit for f in found)
     rejected["takes more time"] = sum(f.prediction.seconds > goal.seconds for f in found)
     reasons = _reasons(best, found, search.limit, goal)
-    shown = {reason: count for reason, count in rejected.items() if count}
-    return Choice(best.plan, best.prediction, reasons, tuple(search.front), shown, len(found))
+    return Choice(best.plan, best.prediction, reasons, tuple(search.front), dict(+rejected), len(found))
 
 
 def pareto(found: list[PricedPlan]) -> list[PricedPlan]:
@@ -210,11 +209,10 @@ def _short(search: _Search, watch: Callable) -> str:
             f"needs {in_bytes(need)}, {in_bytes(need - limit)} more. Use more memory, more ranks, or fewer rows."
         )
     fast = search.fits
-    late = fast.prediction.seconds - goal.seconds
     return (
         f"No plan of up to {ranks} that fits into {in_bytes(limit)} a rank takes "
         f"{in_seconds(goal.seconds)} or less: the fastest, {fast.plan}, takes {in_seconds(fast.prediction.seconds)}, "
-        f"{in_seconds(late)} more. Use more or faster devices, or allow more time."
+        f"{in_seconds(fast.prediction.seconds - goal.seconds)} more. Use more or faster devices, or allow more time."
     )
 
 
@@ -271,11 +269,11 @@ WORDS = {
 @checked(size=(-float("inf"), float("inf")))
 def in_bytes(size: float) -> str:
     """Bytes with a unit."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{size:.4g} {unit}" if size < 1024 else f"{size:,.0f} {unit}"
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
         size /= 1024
-    return ""
+    return f"{size:.4g} GiB" if size < 1024 else f"{size:,.0f} GiB"
 
 
 @checked(seconds=(-float("inf"), float("inf")))

@@ -88,11 +88,6 @@ def part_elements(share: RankShare, name: str) -> int:
     return sum(share.sizes.get((name, kind), 0) for kind in range(2 * EXPERT))
 
 
-def block_elements(share: RankShare, position: int, layers: int) -> int:
-    """Elements of so many blocks of a position."""
-    return sum(part_elements(share, f"h.{layer}") for layer in share.parts.layers[position][:layers])
-
-
 def weights_held(share: RankShare, mine: float, whole: float) -> float:
     """Bytes of `whole` elements of weights between two steps, and of the `mine` that the optimizer steps."""
     e, master = share.itemsize, share.master
@@ -112,7 +107,8 @@ def kept_between(share: RankShare, position: int, rows: int, tokens: int, layers
     if plan.loss == "chunked":  # the head's gradient is there, what it was made of is gone
         words, there = 0, words * c
     if plan.zero == 3:  # blocks run again in the first half, which gives all of their gradients
-        layers, there = 0, there + block_elements(share, position, layers)
+        there += sum(part_elements(share, f"h.{layer}") for layer in share.parts.layers[position][:layers])
+        layers = 0
     if plan.sp:
         operands = layers * n * (2 * c + (c + net.active * net.mlp) // plan.tp)
         return share.itemsize * (there + operands) + made_at_once(share, position, layers)

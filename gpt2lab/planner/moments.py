@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 
 from ..schedules import Op
@@ -33,9 +33,9 @@ class Walk(Holding):
 
     def __init__(self, share: RankShare, moments: int, placement: tuple[int, ...]):
         self.share, self.plan, self.e, self.placement = share, share.plan, share.itemsize, placement
-        self.sizes, self.tied, self.last = share.sizes, share.net.tied, share.depth - 1
+        self.sizes, self.tied, layers = share.sizes, share.net.tied, share.parts.layers
         self.wte = max(part_elements(share, "wte"), part_elements(share, share.net.head))
-        self.arrived = set()  # positions with gradients
+        self.arrived, self.last = set(), len(layers) - 1  # positions with gradients, and the last one
         # bytes by part: of all of it, of its shards, experts, what is gathered, what is summed last, and that's shards
         self.whole, shards, self.experts, self.gathered, self.summed, self.sums = (
             Counter() for _ in range(6)
@@ -65,8 +65,8 @@ class Walk(Holding):
         self.here = WholeWeights(share.parts, self.plan, share.net.head) if self.plan.zero == 3 else None
         self.kept: dict[tuple[int, int], dict[str, int]] = {}
         self.forwarded: set[tuple[int, int, str]] = set()  # units that wait for their backward
-        self.kept_by_stage = cache(lambda *unit: kept_by_stage(share, *unit))
-        layers = share.parts.layers
+        self.kept_by_stage = cache(partial(kept_by_stage, share))
+        self.kept_between = cache(partial(kept_between, share))
         self.kept_by_blocks = cache(lambda at, *unit: [kept_by_block(share, *unit, i) for i in layers[at]])
 
     def _weights(self) -> int:
@@ -144,7 +144,7 @@ class Walk(Holding):
         if not half:
             return self._arrive(position)
         blocks = len(self.share.parts.layers[position])
-        left = {"activations": kept_between(self.share, position, rows, tokens, blocks)}
+        left = {"activations": self.kept_between(position, rows, tokens, blocks)}
         self.kept[op.stage, op.micro] = left
         self.hold(left)
 
@@ -153,7 +153,7 @@ class Walk(Holding):
         last, sizes = position == self.last, self.kept.pop((op.stage, op.micro))
         if last and not self.made:
             self._head_again(0)
-            self.free(sizes, kept_between(self.share, *self.unit(op), 0))
+            self.free(sizes, self.kept_between(*self.unit(op), 0))
         elif last and self.here:
             self.start_sum(0)  # ln_f's gradients come first
         there = self._products(position, sizes["activations"])
@@ -238,7 +238,7 @@ class Walk(Holding):
         """
         layers, sharded = self.share.parts.layers[position], self.plan.zero > 1 and not half
         new = position not in self.arrived and not half
-        waits = lambda done: kept_between(self.share, position, rows, tokens, done) if half else 0
+        waits = lambda done: self.kept_between(position, rows, tokens, done) if half else 0
         # the head's gradient waits for the embedding's, if that is here; or is complete, and in stages 2 and 3 summed
         late, first = not position and self.tied, self._is_first(position)
         head = self.e * self.wte * (self.plan.loss != "chunked" and (first or late))

@@ -16,6 +16,7 @@ from .share import RankShare
 
 UPDATE = 9  # times that AdamW and the norm read or write a weight's bytes
 OPERATORS = 12  # of a block's forward, each a launch; twice as many in backward
+_with_numbers = lru_cache(maxsize=64)(Device.with_numbers)
 PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}  # times that a ring goes around
 
 
@@ -56,7 +57,7 @@ class RankOnCluster:
     @cached_property
     def device(self) -> Device:
         """A device at the rate of the share's numbers."""
-        return self.cluster.device.with_numbers(self.share.itemsize)
+        return _with_numbers(self.cluster.device, self.share.itemsize)
 
     @cached_property
     def crowd(self) -> float:

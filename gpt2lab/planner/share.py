@@ -153,7 +153,7 @@ class RankShare:
     @cached_property
     def stages(self) -> dict[int, int]:
         """The stages of this rank and their positions."""
-        return {stage: frame(self.plan).position(stage) for stage in frame(self.plan).stages_of(self.pp)}
+        return dict(zip(frame(self.plan).stages_of(self.pp), self.parts.mine, strict=True))
 
     def parts_at(self, position: int) -> set[str]:
         """The parts of the weights to which a backward of a position gives gradients."""
@@ -198,7 +198,7 @@ class RankShare:
     @cached_property
     def shards(self) -> dict[tuple[str, bool], int]:
         """Elements of this rank's shard of each part."""
-        return {part: shard_length(size, self.sharers(part)) for part, size in self.sizes.items()}
+        return _shards(self.groups_key, *(self.replicas(experts)[1] for experts in (False, True)))
 
     @property
     def mixtures(self) -> list[int]:
@@ -293,6 +293,11 @@ def _mixture(config: GPT2Config, ep: int) -> list[tuple]:
 @lru_cache(maxsize=1024)
 def _sizes(key: tuple) -> dict[tuple[str, bool], int]:
     return {part: sum(p.elements for p in group) for part, group in groups_of(*key).items()}
+
+
+@lru_cache(maxsize=1024)
+def _shards(key: tuple, *sharers: int) -> dict[tuple[str, bool], int]:
+    return {part: shard_length(size, sharers[part[1] >= EXPERT]) for part, size in _sizes(key).items()}
 
 
 @lru_cache(maxsize=1024)

@@ -5,7 +5,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 
@@ -128,8 +127,9 @@ def _options(mesh: Plan, rows: int, many: bool, node: int, rejected: Counter):
     tried = SCHEDULES if mesh.pp > 1 else SCHEDULES[:1]
     rejected["other schedules"] += (len(NAMES) - len(tried)) * len(micros) * (mesh.pp > 1)
     every = product(sorted(micros), zeros, exchanges, sps, losses, tried)
+    axes = Plan.said(str(mesh))
     for micro, zero, more, sp, loss, schedule in every:
-        plan = replace(mesh, micro=micro, sp=sp, loss=loss, schedule=schedule, **zero, **more)
-        yield plan
-        if plan.zero < 3 or mesh.pp > 1:  # without a pipeline stage 3 runs blocks again, or refills them
-            yield replace(plan, recompute=True)
+        said = axes | zero | more | {"micro": micro, "sp": sp, "loss": loss, "schedule": schedule}
+        yield Plan(**said)
+        if zero["zero"] < 3 or mesh.pp > 1:  # without a pipeline stage 3 runs blocks again, or refills them
+            yield Plan(**said, recompute=True)

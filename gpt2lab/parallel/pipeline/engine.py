@@ -8,6 +8,7 @@ Huang et al. 2019, "GPipe"; Narayanan et al. 2019, "PipeDream".
 import math
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 
@@ -117,7 +118,8 @@ def apply_pipeline(model, mesh: Mesh, plan) -> Pipeline:
 def check(config, plan, rows: int, length: int) -> None:
     """Raise ValueError, before any process starts, where the plan's pipeline cannot run this model."""
     most = config.n_layer + 2  # each rank has a layer, the embedding or the head
-    schedule = check_schedule(schedule_of(plan)) if plan.pp <= most else None
+    words = {name: getattr(plan, name) for name in ("pp", "micro", "schedule", "chunks", "active")}
+    schedule = _sound(type(plan)(**words)) if plan.pp <= most else None
     if empty := _empty(schedule, config) if schedule else [most]:
         fewer = range(1, min(plan.pp, config.n_layer + 3))
         fits = [str(n) for n in fewer if _fits(config, replace(plan, pp=n))]
@@ -146,6 +148,11 @@ def check(config, plan, rows: int, length: int) -> None:
             raise ValueError(
                 f"Sequences of {length} tokens make no {schedule.slices} slices. Use at most chunks={length}."
             )
+
+
+@lru_cache(maxsize=64)
+def _sound(plan) -> Schedule:
+    return check_schedule(schedule_of(plan))
 
 
 def _empty(schedule: Schedule, config) -> list[int]:
