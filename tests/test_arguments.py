@@ -285,7 +285,7 @@ CALLS = [  # of the other rooms
 ]  # fmt: skip
 ODD = (0, -1, 2.5, math.nan, math.inf, 10**18, "x", "", None, [], object())
 OURS = re.compile(
-    r"([Uu]se |Name |Give |Ask for |Did you mean |It may say |must be |There are |Add |Cut |Write |List |allow more )"
+    r"([Uu]se |Leave it out|Name |Give |Ask for |Did you mean |It may say |must be |There are |Add |Cut |Write |List |allow more )"
 )
 ALWAYS = {  # what is taken besides usual values, whoever has such an argument
     "comm=0", "compute=0", "dropout=0", "elements=0", "flops=0", "iterations=0", "last=0", "layouts=[]",
@@ -334,7 +334,6 @@ MEANS = {  # besides those; and which of those is refused after all
     "Published": {"between=0", "held=0", "seconds=0", "teraflops=0", "tokens=0"},
     "Ranks": {"backend=0", "backend=[]", "echo=0"},
     "Recipe": {"clip=None", "clip=inf", "decay_steps=0", "eps=0", "lr=0", "weight_decay=0"},
-    "Sampling": {"temperature=0"},
     "Schedule": {"orders=[]", "replicas=[]"},
     "Schedule.route": {"micro=0"},
     "Shape": {"length=0", "rows=0"},
