@@ -7,9 +7,10 @@ from matplotlib.figure import Figure
 
 from ..planner.cuts import ChainPlan, ChainProblem, Clock
 from .forms import cell, equal_where, legend_right, lines, name_columns, name_rows
-from .style import COLORS, HUES, PLATE, SERIAL, THINGS, figure, variant
+from .style import COLORS, HUES, PLATE, SERIAL, THINGS, WAYS, figure, variant
 
-CUT_COLORS = {"whole": "#DDDDDD", "sample": "#56B4E9", "attribute": "#F0E442", "parameter": "#CC79A7"}
+CUT_COLORS = {"whole": COLORS["wait"], "sample": WAYS["data"]}
+CUT_COLORS |= {"attribute": WAYS["context"], "parameter": WAYS["tensor"]}
 
 
 def how_many(operators: Sequence[int], counts: dict[str, Sequence[int]]) -> Figure:

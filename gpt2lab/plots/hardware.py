@@ -6,7 +6,7 @@ from matplotlib.ticker import EngFormatter
 
 from ..planner import metrics
 from .forms import legend_right, name_rows, numbers, patches, text_at
-from .style import COLORS, THINGS, figure, variant
+from .style import COLORS, RIGHT, THINGS, WRONG, figure, variant
 
 RATE = EngFormatter("B/s")
 """How bytes a second are written: 12.3 GB/s."""
@@ -70,7 +70,7 @@ def mistakes(panels: dict[str, dict[str, list[float]]]) -> Figure:
     """One panel a mistake: its trials in milliseconds in order, wrong and right, each with a line at the median."""
     fig, axes = figure(9, 2.9, 1, len(panels), squeeze=False)
     for ax, (title, series) in zip(axes[0], panels.items(), strict=True):
-        for (name, times), color in zip(series.items(), (THINGS[3], THINGS[4]), strict=False):
+        for (name, times), color in zip(series.items(), (WRONG, RIGHT), strict=False):
             values = [1e3 * t for t in times]
             ax.plot(range(1, len(values) + 1), values, "o", ms=4, color=color, label=name)
             ax.axhline(np.median(values), color=color, lw=1, alpha=0.6)

@@ -49,7 +49,7 @@ def _graph(ax, graph, where, path) -> None:
         (x0, y0), (x1, y1) = place[u], place[v]
         between = [y for x, y in place.values() if x0 < x < x1]
         sag = max(0.0, y0 - min(between) + 0.75) if between and y0 == y1 else 0.0  # below all that it passes
-        color, width = ("black", 2.2) if (u, v) in thick else ("#999999", 1)
+        color, width = (SERIAL, 2.2) if (u, v) in thick else (THINGS[1], 1)
         along = [t / 20 for t in range(21)]
         x = [x0 + (x1 - x0) * t for t in along]
         y = [y0 + (y1 - y0) * t - 4 * sag * t * (1 - t) for t in along]
@@ -130,10 +130,8 @@ def cost_surface(times: Sequence[float], cuts: dict[str, Sequence[int]], clock: 
     surface = np.full((layers - 2, layers - 2), np.nan)
     for bounds in every_cut(layers, 3):
         surface[bounds[2] - 2, bounds[1] - 1] = 1e3 * slowest(times, bounds)
-    look = {"cmap": "viridis_r", "aspect": "auto", "extent": (0.5, layers - 1.5, layers - 0.5, 1.5)}
-    middle = (np.nanmin(surface) + np.nanmax(surface)) / 2
-    label = f"slowest stage, ms ({clock})"
-    heat(ax, surface, "{:.3g}", label, size=8, white=lambda value: value > middle, **look)
+    look = {"aspect": "auto", "extent": (0.5, layers - 1.5, layers - 0.5, 1.5)}
+    heat(ax, surface, "{:.3g}", f"slowest stage, ms ({clock})", size=8, **look)
     for (name, (_, a, b, _)), style in zip(cuts.items(), ("-", "--"), strict=False):
         ax.add_patch(Rectangle((a - 0.5, b - 0.5), 1, 1, fill=False, linewidth=2.5, linestyle=style))
         ax.plot([], [], color="black", linewidth=2.5, linestyle=style, label=name)
@@ -174,7 +172,7 @@ def three_steps(times: Sequence[float], bounds: Sequence[int], where: Sequence[i
     for a, b in pairwise(where):
         ends = [(d // 2, 1 - d % 2) for d in (a, b)]
         slow = a // 2 != b // 2
-        style = {"color": COLORS["comm"], "linewidth": 3} if slow else {"color": "#999999", "linewidth": 1.5}
+        style = {"color": COLORS["comm"], "linewidth": 3} if slow else {"color": THINGS[1], "linewidth": 1.5}
         two.plot(*zip(*ends, strict=True), zorder=1, **style)
     two.set(title="2. place (orange: slow link)", xlim=(-0.6, 1.6), ylim=(-0.6, 1.6), yticks=[])
     name_columns(two, ["node 0", "node 1"])

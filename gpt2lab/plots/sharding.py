@@ -2,23 +2,18 @@
 
 from itertools import product as every
 
-from matplotlib import colormaps
 from matplotlib.collections import PatchCollection
 from matplotlib.patches import Polygon, Rectangle
 
 from ..sharding.layout import places
 from .forms import bars, heat, name_columns, patches, rectangle, text_at
-from .style import COLORS, THINGS, figure, ink, rank_color
+from .style import COLORS, HUES, THINGS, figure, rank_color
 from .tensor import WHOLE, cut_product
 
 KNOWN = THINGS[4]
 HOW = {None: None, 0: "rows", 1: "columns", "sum": "partial"}
-KINDS = {
-    "all-reduce": COLORS["comm"],
-    "all-gather": "#0072B2",
-    "reduce-scatter": "#E69F00",
-    "all-to-all": "#117733",
-}
+KINDS = {"all-reduce": COLORS["comm"]}
+KINDS |= dict(zip(("all-gather", "reduce-scatter", "all-to-all"), (*HUES[:2], HUES[3]), strict=True))
 
 
 def product(options):
@@ -40,10 +35,7 @@ def cost_matrix(names: list[str], table: list[list]):
     """The cost matrix of all changes of layout: from the row's to the column's."""
     fig, ax = figure(0.75 * len(names) + 2.2, 0.55 * len(names) + 1.4)
     most = max(max(row) for row in table) or 1
-    viridis = colormaps["viridis"]
-    white = lambda value: ink(viridis(value / most)) == "white"
-    look = {"cmap": viridis, "vmin": 0, "vmax": most, "shrink": 0.8}
-    heat(ax, table, "{:,}", "bytes a rank", size=8, white=white, **look)
+    heat(ax, table, "{:,}", "bytes a rank", size=8, vmin=0, vmax=most, shrink=0.8)
     name_columns(ax, names)
     ax.set_yticks(range(len(names)), names)
     ax.xaxis.tick_top()

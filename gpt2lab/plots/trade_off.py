@@ -5,11 +5,7 @@ import re
 from matplotlib.figure import Figure
 
 from .forms import legend_above, name_rows, stacked
-from .style import HUES, SERIAL, THINGS, figure
-
-MARKS = "os^v"
-FAMILIES = dict(zip(("data", "tensor", "pipeline", "ZeRO", "context"), HUES, strict=False))
-"""Colour of each family; data, tensor and pipeline have that of their axis in `mesh.AXES`."""
+from .style import MARKS, SERIAL, THINGS, WAYS, figure
 
 
 def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, mark: int = 0, frame=None) -> Figure:
@@ -26,7 +22,7 @@ def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, mark: int 
     ax.text(0.01, serial.held / unit, "one rank alone", **place)
     families = [re.split(r"\W", name)[0] for name in lines]
     for i, (family, line) in enumerate(zip(families, lines.values(), strict=True)):
-        color, x = FAMILIES[family], [p.sent / unit for _, p in line]
+        color, x = WAYS[family], [p.sent / unit for _, p in line]
         marker = MARKS[families[:i].count(family)]
         y = [p.held / unit for _, p in line]
         ax.plot(x, y, color=color, lw=1, alpha=0.7)
@@ -39,7 +35,7 @@ def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, mark: int 
         right.text(1.4 * last.messages, i, f" {last.messages:,}{twice}", va="center", fontsize=8)
     ax.set(xscale="log", yscale="log", ylabel=f"{name} held by a rank")
     ax.set_xlabel(f"{name} sent by a rank in a step")
-    legend_above(ax, len(FAMILIES), scatterpoints=1)
+    legend_above(ax, len(WAYS), scatterpoints=1)
     if frame:
         ax.set(xlim=frame[0], ylim=frame[1])
     name_rows(right, lines, fontsize=9)
@@ -53,8 +49,8 @@ def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, mark: int 
 def envelopes(shapes, chosen) -> Figure:
     """Bars of what each shape of the mesh costs besides computing, by kind; the chosen (pp, dp, tp) is in bold."""
     fig, ax = figure(9, 0.8 + 0.34 * len(shapes))
-    names = "gradients not hidden", "tensor sums", "bubble", "launches"
-    kinds = dict(zip(names, (THINGS[4], THINGS[3], THINGS[0], THINGS[2]), strict=True))
+    kinds = {"gradients not hidden": WAYS["data"], "tensor sums": WAYS["tensor"]}
+    kinds |= {"bubble": WAYS["pipeline"], "launches": THINGS[2]}
     percent = {}
     for s in shapes:
         parts = (s.exposed, s.tensor, s.bubble, s.launches)
