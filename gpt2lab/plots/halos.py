@@ -101,8 +101,7 @@ def break_even(tokens: int, most: int, windows, counted=()) -> Figure:
     """
     ranks = np.arange(2, most + 1)
     fig, ax = figure(8, 3.4)
-    heads = 4 * (ranks - 1) / ranks**2 * tokens
-    ax.plot(ranks, heads, color=EXCHANGES["heads"], label="heads: 4 (N-1)/N² T")
+    ax.plot(ranks, 4 * (ranks - 1) / ranks**2 * tokens, color=EXCHANGES["heads"], label="heads: 4 (N-1)/N² T")
     for place, window in enumerate(windows):
         style = ("--", "-.", ":")[place % 3]
         label = f"halos on both sides, {window} wide: 2 x {window}"

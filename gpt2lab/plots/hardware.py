@@ -91,7 +91,7 @@ def speedups(points: dict[str, tuple[int, float]], fractions) -> Figure:
     left.plot(workers, workers, "--", color=THINGS[1], label="ideal")
     for fraction, shade in zip(fractions, np.linspace(0.35, 1, len(fractions)), strict=True):
         curve = [metrics.amdahl(fraction, p) for p in workers]
-        left.plot(workers, curve, color=COLORS["forward"], alpha=shade, lw=1.5)
+        left.plot(workers, curve, color=THINGS[0], alpha=shade, lw=1.5)
         left.text(1.1 * workers[-1], curve[-1], f"{100 * fraction:.3g} %", va="center", fontsize=8)
     for i, (name, (p, gained)) in enumerate(points.items()):
         left.plot(p, gained, "o", color=variant(i)["color"], ms=8, mec="white", label=name)

@@ -21,7 +21,7 @@ text { font: 13px Verdana, DejaVu Sans, sans-serif; fill: #222 }
 .in { text-anchor: middle; font-size: 11px } .equal { fill: RIGHT; font-weight: bold }
 .grow { transform-box: fill-box; transform-origin: 0 50% }
 @media (prefers-reduced-motion: reduce) { * { animation: none !important } }
-"""
+""".replace("RIGHT", RIGHT)
 
 
 def moving_step() -> str:
@@ -102,9 +102,7 @@ class _Picture:
         size = f'viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" height="{height:g}"'
         head = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>'
         back = '<rect width="100%" height="100%" rx="8" fill="white"/>'
-        return "\n".join(
-            [head, f"<style>{CSS.replace('RIGHT', RIGHT)}{rules}\n</style>", back, *self.parts, "</svg>", ""]
-        )
+        return "\n".join([head, f"<style>{CSS}{rules}\n</style>", back, *self.parts, "</svg>", ""])
 
 
 def _percent(seconds: float) -> str:

@@ -22,8 +22,7 @@ def placed(
     fig, (ax, below) = figure(9, 4.6, 2, height_ratios=[1.5, 1])
     _graph(ax, graph, where, path)
     ax.set_title(title)
-    _gantt(below, simulated)
-    below.set_xlim(0, 1e3 * max(length, simulated.makespan))
+    _gantt(below, simulated, length)
     return fig
 
 
@@ -58,25 +57,25 @@ def _graph(ax, graph, where, path) -> None:
         color = rank_color(where[n])
         ax.scatter(x, y, s=420, color=color, zorder=2, edgecolor="white")
         text_at(ax, x, y, where[n], on=color, fontsize=9, zorder=3)
-        look = {"textcoords": "offset points", "ha": "center", "fontsize": 8, "bbox": PLATE}
+        look = {"textcoords": "offset points", "ha": "center", "fontsize": 9, "bbox": PLATE}
         ax.annotate(graph.operators[n].name, (x, y), (0, 13), **look)
     ax.set_axis_off()
     ax.margins(0.04, 0.2)
 
 
-def _gantt(ax, simulated, names: bool = True) -> None:
-    """A row a device, its jobs in its colour; messages as thin lines below their sender."""
-    devices, end = 1 + max(job.device for job in simulated.jobs), simulated.makespan
+def _gantt(ax, simulated, length: float = 0, names: bool = True) -> None:
+    """A row a device, its jobs in its colour; messages as thin lines below their sender; at least `length` seconds."""
+    devices, end = 1 + max(job.device for job in simulated.jobs), max(length, simulated.makespan)
     for job, (start, stop) in zip(simulated.jobs, simulated.spans, strict=True):
         color, edge = rank_color(job.device), {"edgecolor": "white", "linewidth": 0.4}
-        text = job.name if names and stop - start > 0.006 * len(job.name) * end else ""
-        cell(ax, 1e3 * start, job.device, 1e3 * (stop - start), 0.55, color, text, size=7, **edge)
+        text = job.name if names and stop - start > 0.0085 * len(job.name) * end else ""
+        cell(ax, 1e3 * start, job.device, 1e3 * (stop - start), 0.55, color, text, size=8, **edge)
     for m in simulated.messages:
         row = m.source + 0.38
         ax.plot([1e3 * m.start, 1e3 * m.end], [row, row], color=COLORS["comm"], linewidth=2.5)
     name_rows(ax, [f"device {d}" for d in range(devices)])
     ax.set(ylim=(devices - 0.4, -0.5), xlim=(0, 1e3 * end))
-    ax.set_xlabel(f"time in ms (simulated); {1e3 * end:.3g} ms in all; thin: messages")
+    ax.set_xlabel(f"time in ms (simulated); {1e3 * simulated.makespan:.3g} ms in all; thin: messages")
 
 
 def simulated_steps(runs: dict) -> Figure:
@@ -115,7 +114,7 @@ def layers(
                 y = row + (stage - (len(bounds) - 2) / 2) * 0.8 / (len(bounds) - 1)
                 height, edge = 0.75 / (len(bounds) - 1), {"edgecolor": "white", "linewidth": 0.8}
                 text = names[n] if times[n] > 0.04 * slow and len(bounds) < 5 else ""
-                cell(ax, 1e3 * left, y, 1e3 * times[n], height, rank_color(stage), text, size=7, **edge)
+                cell(ax, 1e3 * left, y, 1e3 * times[n], height, rank_color(stage), text, size=9, **edge)
                 left += times[n]
         ax.plot([1e3 * slow] * 2, [row - 0.42, row + 0.42], color=SERIAL, linewidth=2)
     name_rows(ax, cuts)
@@ -156,7 +155,7 @@ def two_bars(rows: dict[str, tuple[float, float]], labels: tuple[str, str], unit
 
 def three_steps(times: Sequence[float], bounds: Sequence[int], where: Sequence[int], simulated) -> Figure:
     """Partition, place, schedule: the layers in stages, the stages on devices of two nodes, and what runs when."""
-    fig, (one, two, three) = figure(10, 2.9, 1, 3, width_ratios=[1, 0.9, 1.7])
+    fig, (one, two, three) = figure(9, 2.9, 1, 3, width_ratios=[1, 0.9, 1.7])
     for stage, (a, b) in enumerate(pairwise(bounds)):
         one.bar(range(a, b), [1e3 * t for t in times[a:b]], 0.85, color=rank_color(stage))
         text_at(one, (a + b - 1) / 2, -0.05e3 * max(times), stage, fontsize=9)

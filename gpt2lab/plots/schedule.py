@@ -16,12 +16,7 @@ TIME, MEMORY = 0.5, 0.34  # heights of the two rows of a rank, in rows
 
 
 def schedule(
-    timeline,
-    title: str = "",
-    memory: bool = True,
-    seen: list | None = None,
-    unit="forwards of a rank",
-    end=None,
+    timeline, title: str = "", memory: bool = True, seen=None, unit: str = "forwards of a rank", end=None
 ) -> Figure:
     """Draw a simulated `Timeline`; boxes carry the micro-batch, later chunks of a rank are paler.
 

@@ -52,7 +52,7 @@ def spreading(graph, rounds, axes, step: int, columns: int = 8):
         fresh = set(decided) if number == step - 1 else fresh
     nodes = list(graph.nodes.values())
     rows = -(-len(nodes) // columns)
-    fig, ax = figure(9.4, 0.62 * rows + 0.6)
+    fig, ax = figure(8.5, 0.62 * rows + 0.6)
     ax.set(xlim=(0, columns), ylim=(-rows - 0.45, 0.05))
     ax.set_axis_off()
     for i, node in enumerate(nodes):
@@ -61,7 +61,7 @@ def spreading(graph, rounds, axes, step: int, columns: int = 8):
         rectangle(ax, x + 0.03, y + 0.06, 0.94, 0.86, color)
         title = node.name if node.op == "input" else node.op
         text = known[node.name].text(axes) if node.name in known else "?"
-        text_at(ax, x + 0.5, y + 0.64, title, on=color, fontsize=7.5)
+        text_at(ax, x + 0.5, y + 0.64, title, on=color, fontsize=8)
         text_at(ax, x + 0.5, y + 0.3, text, on=color, fontsize=9, weight="bold")
     _key(ax)
     return fig
@@ -71,7 +71,7 @@ def spreading_model(rows: dict[str, list[str]], rounds, step: int, columns: int 
     """Parts of a model as rows of squares, one for each value, after `step` rounds of propagation."""
     fresh, before = set(rounds[step - 1]), set().union(*rounds[: step - 1])
     lines = {part: -(-len(values) // columns) for part, values in rows.items()}
-    fig, ax = figure(9.4, 0.19 * sum(lines.values()) + 0.12 * len(rows) + 0.5)
+    fig, ax = figure(8.5, 0.19 * sum(lines.values()) + 0.12 * len(rows) + 0.5)
     ax.set(xlim=(-6, columns), ylim=(-sum(lines.values()) - 0.6 * len(rows) - 2.2, 0.5))
     ax.set_axis_off()
     top, squares, colors = 0.0, [], []

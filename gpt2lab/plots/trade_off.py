@@ -15,10 +15,10 @@ def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, mark: int 
     `lines[strategy]` are (ranks, point) with `held`, `sent`, `messages`, `flops`; `serial` is the point of one rank;
     points of `mark` ranks are larger. `frame` are the ends of both axes, for maps to compare.
     """
-    fig, (ax, right) = figure(11.5, 4.6, 1, 2, width_ratios=(3, 2))
+    fig, (ax, right) = figure(9, 4.6, 1, 2, width_ratios=(3, 2))
     unit, name = (1e9, "GB") if serial.held > 1e9 else (1e6, "MB")
     ax.axhline(serial.held / unit, color=SERIAL, lw=1, ls="--")
-    place = {"va": "bottom", "fontsize": 8, "transform": ax.get_yaxis_transform()}
+    place = {"va": "bottom", "fontsize": 9, "transform": ax.get_yaxis_transform()}
     ax.text(0.01, serial.held / unit, "one rank alone", **place)
     families = [re.split(r"\W", name)[0] for name in lines]
     for i, (family, line) in enumerate(zip(families, lines.values(), strict=True)):
@@ -29,10 +29,10 @@ def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, mark: int 
         sizes = [30 + 70 * (n == mark) for n, _ in line]
         ax.scatter(x, y, s=sizes, marker=marker, color=color, zorder=3, label=family * (marker == MARKS[0]))
         ranks, last = next(((n, p) for n, p in line if n == mark), line[-1])
-        twice = f"   +{100 * (last.flops - 1):.0f} % operations" if last.flops > 1.001 else ""
+        twice = f"  +{100 * (last.flops - 1):.0f} % work" if last.flops > 1.001 else ""
         # no bar: a log axis has no zero for it to begin at
         right.plot(last.messages, i, marker, color=color, ms=9)
-        right.text(1.4 * last.messages, i, f" {last.messages:,}{twice}", va="center", fontsize=8)
+        right.text(1.4 * last.messages, i, f" {last.messages:,}{twice}", va="center", fontsize=9)
     ax.set(xscale="log", yscale="log", ylabel=f"{name} held by a rank")
     ax.set_xlabel(f"{name} sent by a rank in a step")
     legend_above(ax, len(WAYS), scatterpoints=1)
@@ -41,7 +41,7 @@ def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, mark: int 
     name_rows(right, lines, fontsize=9)
     right.set(xscale="log", xlabel=f"messages of a rank in a step, {ranks} ranks")
     counts = [p.messages for line in lines.values() for _, p in line]
-    right.set_xlim(min(counts) / 2, max(counts) * 60)
+    right.set_xlim(min(counts) / 2, max(counts) * 5000)
     ax.minorticks_off(), right.minorticks_off()
     return fig
 
