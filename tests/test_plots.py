@@ -1,6 +1,7 @@
 """Figures show the numbers that they are given: at the right place, of the right rank or stage, in the right unit."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from gpt2lab.lessons.labs import experts as lab
 from gpt2lab.lessons.labs.sharding import MLP
 from gpt2lab.model import PRESETS
 from gpt2lab.parallel.zero.costs import paper_bytes
+from gpt2lab.plan import Plan
 from gpt2lab.planner.balance import every_cut, slowest
 from gpt2lab.planner.events import Job, simulate_jobs
 from gpt2lab.planner.problem import Cluster, Device
@@ -23,6 +25,7 @@ from gpt2lab.plots import (
     hardware,
     mesh,
     placement,
+    planner,
     scale,
     schedule,
     sharding,
@@ -247,6 +250,15 @@ def test_a_square_of_the_cost_surface_is_the_slowest_stage_of_its_cut_and_the_ch
     assert drawn[2, 4] == "7" and drawn[1, 2] == "12"
     frames = [(p.get_x() + 0.5, p.get_y() + 0.5, p.get_linestyle()) for p in ax.patches]
     assert frames == [(2, 4, "-"), (1, 3, "--")]
+
+
+def test_the_key_of_an_explored_plan_is_inside_the_picture():
+    found = SimpleNamespace(memory=1e9, seconds=1.0, parts={"world": 0.1, "update": 0.1})
+    choice = SimpleNamespace(plan=Plan(pp=2), prediction=found, front=[SimpleNamespace(prediction=found)])
+    fig = planner.explored("title", choice, 2e9, {"link between nodes": 1}, simulate(make("zb_h1", 2, 4)))
+    fig.draw_without_rendering()
+    key = fig.axes[3].get_legend()
+    assert len(key.get_texts()) == 5 and key.get_window_extent().x1 < fig.bbox.x1
 
 
 # --- of lessons 00 and 01

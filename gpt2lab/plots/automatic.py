@@ -82,7 +82,7 @@ def _clock(ax, problem, plan) -> None:
             cell(ax, 1e3 * (end - long), device, 1e3 * long, 0.8, THINGS[micro % 3], text, **look)
     name_rows(ax, range(problem.cluster.devices))
     ax.set_ylim(problem.cluster.devices - 0.4, -0.6)
-    ax.set_xlabel(f"ms (simulated), {1e3 * clock.seconds:.3g} in all; a shade is a micro-batch")
+    ax.set_xlabel(f"ms (simulated), {1e3 * clock.seconds:.3g} in all\na shade is a micro-batch")
 
 
 def by_bandwidth(links: Sequence[float], seconds: dict[str, Sequence[float]], best: Sequence[str]) -> Figure:

@@ -68,7 +68,8 @@ def _gantt(ax, simulated, length: float = 0, names: bool = True) -> None:
     devices, end = 1 + max(job.device for job in simulated.jobs), max(length, simulated.makespan)
     for job, (start, stop) in zip(simulated.jobs, simulated.spans, strict=True):
         color, edge = rank_color(job.device), {"edgecolor": "white", "linewidth": 0.4}
-        text = job.name if names and stop - start > 0.0085 * len(job.name) * end else ""
+        room = (stop - start) / (0.0085 * end) if names else 0  # letters
+        text = next((t for t in (job.name, job.name.split(".")[-1]) if len(t) < room), "")
         cell(ax, 1e3 * start, job.device, 1e3 * (stop - start), 0.55, color, text, size=8, **edge)
     for m in simulated.messages:
         row = m.source + 0.38
