@@ -126,11 +126,11 @@ def bugs(runs: dict[str, list[float]], errors: dict[str, dict[str, float]]) -> F
     for at, words in ((1e-13, "equal"), (1e-5, "wrong")):
         wrong.text(at, -0.35, words, ha="center", va="top", color=THINGS[0])
     for row, found in enumerate(errors.values()):
-        for i, (kind, (color, marker)) in enumerate(COMPARED.items()):
-            value = max(found[kind], 1e-16)
+        for i, (kind, value) in enumerate(found.items()):
+            color, marker = COMPARED[kind]
             label = kind if row == 0 else None
-            y = row + 0.2 * (i - (len(COMPARED) - 1) / 2)  # side by side where they are equal
-            wrong.scatter(value, y, s=40, marker=marker, color=color, label=label, zorder=3)
+            y = row + 0.2 * (i - (len(found) - 1) / 2)  # side by side where they are equal
+            wrong.scatter(max(value, 1e-16), y, s=40, marker=marker, color=color, label=label, zorder=3)
         line = {"transform": wrong.get_yaxis_transform(), "lw": 2} | variant(row)  # the key of the left panel
         wrong.plot((0.01, 0.08), (row, row), **line)
     wrong.set_yticks(range(len(errors)), list(errors), fontsize=9)

@@ -81,8 +81,8 @@ def _memory(ax, timeline, rank, most) -> None:
     ax.fill_between(times, base, scaled, step="post", color=rank_color(rank), alpha=0.35, linewidth=0)
     peak = held.index(max(held))
     ax.plot(times[peak], scaled[peak], marker="v", color=rank_color(rank), markersize=4)
-    look = {"textcoords": "offset points", "fontsize": 8, "va": "top"}
-    ax.annotate(f"{held[peak]:.3g}", (times[peak], scaled[peak]), (3, -2), **look)
+    look = {"textcoords": "offset points", "fontsize": 8, "va": "center"}
+    ax.annotate(f"{held[peak]:.3g}", (times[peak], scaled[peak]), (4, -3), **look)
 
 
 def _frame(ax, timeline, title, end, unit) -> None:
