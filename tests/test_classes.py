@@ -144,7 +144,7 @@ def test_placements_show_what_was_seen_beside_what_was_predicted():
 
 def test_bugs_show_each_curve_and_each_error():
     runs = {"serial": [2.0, 1.0], "a": [2.0, 1.0], "b": [2.0, 1.5]}
-    fig = plots.bugs(runs, {"a": {"norm": 0.5, "curve": 0.0}, "b": {"norm": 1e-3, "curve": 0.5}})
+    fig = plots.bugs(runs, {"a": {"loss": 0.5, "loss curve": 0.0}, "b": {"loss": 1e-3, "loss curve": 0.5}})
     losses, wrong = fig.axes
     assert [list(line.get_ydata()) for line in losses.lines] == list(runs.values())
     assert [float(dots.get_offsets()[0][0]) for dots in wrong.collections] == [0.5, 1e-16, 1e-3, 0.5]

@@ -337,7 +337,7 @@ def test_each_row_lost_by_integer_division_is_red():
     assert shares == [[0, 1], [2, 3], [4, 5], [6, 7]]
     even = [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
     ax = plots.rows_by_rank({"rows // ranks": shares, "even": even}, 10).axes[0]
-    red = [i for i, bar in enumerate(ax.patches) if to_hex(bar.get_facecolor()) == plots.LOST.lower()]
+    red = [i for i, bar in enumerate(ax.patches) if to_hex(bar.get_facecolor()) == plots.WRONG.lower()]
     assert red == [8, 9] == [i for i, text in enumerate(ax.texts) if text.get_text() == "lost"]
 
 

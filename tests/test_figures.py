@@ -1,5 +1,6 @@
 """The pictures in figures/ are what our code draws; figures of lessons look alike and carry captions and alt text."""
 
+import ast
 import base64
 import html
 import re
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.colors import is_color_like
 
 from gpt2lab.classroom.verdicts import STATUSES
 from gpt2lab.experts.mixture import Experts
@@ -16,7 +18,7 @@ from gpt2lab.model import GPT2Config
 from gpt2lab.plan import Plan, build
 from gpt2lab.plots.draw import PICTURES, draw_all
 from gpt2lab.plots.strategies import RANKS, STRATEGIES, strategies
-from gpt2lab.plots.style import COLORS, HUES, figure, png, rank_color, svg
+from gpt2lab.plots.style import COLORS, HUES, RIGHT, VERDICTS, WRONG, figure, png, rank_color, svg
 from gpt2lab.plots.style import RANKS as HUES_OF_RANKS
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import example_batch
@@ -143,7 +145,7 @@ def test_a_verdict_is_a_box_before_a_reader_and_the_same_line_everywhere_else(
     box = shown[0][0]
     assert box["text/plain"] == line and not capsys.readouterr().out
     assert re.sub("<[^>]+>", "", box["text/html"]) == html.escape(line)
-    assert display.PAINT[status] in box["text/html"]
+    assert VERDICTS[status] in box["text/html"]
 
 
 def test_static_explore_shows_posters_and_draws_the_ends_of_every_control(shown, capsys):
@@ -236,7 +238,9 @@ def lab(color, sight):
 
 @pytest.mark.parametrize("sight", SIGHTS)
 @pytest.mark.parametrize(
-    "palette", [tuple(COLORS.values()), HUES_OF_RANKS, HUES], ids=["kinds", "ranks", "things"]
+    "palette",
+    [tuple(COLORS.values()), HUES_OF_RANKS, HUES, (RIGHT, WRONG)],
+    ids=["kinds", "ranks", "things", "verdicts"],
 )
 def test_colours_stay_apart_for_the_colour_blind(palette, sight):
     seen = [lab(color, sight) for color in palette]
@@ -247,6 +251,24 @@ def test_colours_stay_apart_for_the_colour_blind(palette, sight):
     }
     closest = min(apart, key=apart.get)
     assert apart[closest] > 10, f"{closest}: {apart[closest]:.1f}"
+
+
+def test_white_letters_can_be_read_on_verdicts():
+    """A contrast of 4.5 at least (WCAG 2.1)."""
+    for r, g, b in map(linear, VERDICTS.values()):
+        assert 1.05 / (0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05) > 4.5
+
+
+def test_one_file_names_colours():
+    """A thing keeps its colour in all lessons, because every other file asks style.py for it."""
+    package = Path(display.__file__).parents[1]
+    for path in (*package.glob("plots/*.py"), *package.glob("lessons/*.py")):
+        nodes = ast.walk(ast.parse(path.read_text()))
+        words = {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+        named = {
+            w for w in words if re.search(r"#[0-9A-Fa-f]{6}\b", w) or w[2:].isalpha() and is_color_like(w)
+        }
+        assert path.name == "style.py" or named <= {"black", "white", "none"}, (path, named)
 
 
 def test_ranks_beyond_the_palette_keep_distinct_colours():

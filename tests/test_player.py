@@ -60,6 +60,30 @@ def test_the_script_can_be_parsed(tmp_path):
     subprocess.run([node, "--check", tmp_path / "player.js"], check=True, timeout=60)
 
 
+PAGE = """
+const made = [], node = (kind) => ({ kind, setAttribute(key, value) { this[key] = value; }, addEventListener() {},
+  appendChild: (e) => made.push(e), replaceChildren() {}, querySelector: () => node("svg") });
+globalThis.document = { getElementById: node, createElementNS: (_, kind) => node(kind) };
+SCRIPT
+console.log(JSON.stringify(made.filter((e) => e.fill === "none").map((e) => e.d.match(/[\\d.]+/g).map(Number))));
+"""
+"""As much of a page as the script asks for; prints the numbers of the first moment's arcs."""
+
+
+def test_arcs_of_an_exchange_lie_around_each_other_and_far_ones_higher(tmp_path):
+    if not (node := shutil.which("node")):
+        pytest.skip("needs node")
+    sends = [
+        Event("send", "x", 8, 1, 0.0, 1.0, targets=tuple((to, 8) for to in asked)) for asked in ((1, 2), (0,))
+    ]
+    run = [([], [event]) for event in sends] + [([], [])]
+    script = player.html(run, "alt").split("<script>")[1].split("</script>")[0]
+    (tmp_path / "page.js").write_text(PAGE.replace("SCRIPT", script))
+    said = subprocess.run([node, tmp_path / "page.js"], check=True, timeout=60, capture_output=True).stdout
+    there, beyond, back = ([x[0], x[-2], x[3]] for x in json.loads(said))  # from, to, height
+    assert back[1] < there[0] < there[1] < back[0] and back[2] < there[2] > beyond[2]
+
+
 def test_what_the_script_draws():
     data = json.loads(json.dumps(player.drawing_of(a_run())))
     assert data["end"] == 4000 and len(data["ranks"]) == 2 and data["sent"] == [[0, 1000, 2000]]

@@ -1,6 +1,7 @@
 """Figures show the numbers that they are given: at the right place, of the right rank or stage, in the right unit."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from gpt2lab.lessons.labs import experts as lab
 from gpt2lab.lessons.labs.sharding import MLP
 from gpt2lab.model import PRESETS
 from gpt2lab.parallel.zero.costs import paper_bytes
+from gpt2lab.plan import Plan
 from gpt2lab.planner.balance import every_cut, slowest
 from gpt2lab.planner.events import Job, simulate_jobs
 from gpt2lab.planner.problem import Cluster, Device
@@ -20,7 +22,11 @@ from gpt2lab.plots import (
     collectives,
     experts,
     forms,
+    hardware,
+    mesh,
     placement,
+    planner,
+    scale,
     schedule,
     sharding,
     steps,
@@ -31,7 +37,7 @@ from gpt2lab.plots import (
 from gpt2lab.plots import gpt2 as plots
 from gpt2lab.plots.benchmarks import dashboard
 from gpt2lab.plots.curves import curves
-from gpt2lab.plots.data import checksums
+from gpt2lab.plots.data import checksums, hidden, loss_lines
 from gpt2lab.plots.rooms import direct, layers, rooms, uses
 from gpt2lab.plots.style import COLORS, THINGS, png, rank_color
 from gpt2lab.plots.timeline import timeline
@@ -246,6 +252,15 @@ def test_a_square_of_the_cost_surface_is_the_slowest_stage_of_its_cut_and_the_ch
     assert frames == [(2, 4, "-"), (1, 3, "--")]
 
 
+def test_the_key_of_an_explored_plan_is_inside_the_picture():
+    found = SimpleNamespace(memory=1e9, seconds=1.0, parts={"world": 0.1, "update": 0.1})
+    choice = SimpleNamespace(plan=Plan(pp=2), prediction=found, front=[SimpleNamespace(prediction=found)])
+    fig = planner.explored("title", choice, 2e9, {"link between nodes": 1}, simulate(make("zb_h1", 2, 4)))
+    fig.draw_without_rendering()
+    key = fig.axes[3].get_legend()
+    assert len(key.get_texts()) == 5 and key.get_window_extent().x1 < fig.bbox.x1
+
+
 # --- of lessons 00 and 01
 
 
@@ -288,6 +303,32 @@ def test_colours_of_ranks_are_for_ranks_only():
         boxes = [t.get_bbox_patch() for ax in fig.axes for t in ax.texts]
         shown += [box.get_edgecolor() for box in boxes if box]
         assert len(shown) > 2 and not {to_hex(color) for color in shown} & {rank_color(r) for r in range(8)}
+
+
+def test_a_way_to_share_work_out_and_what_memory_holds_have_their_colours_in_all_lessons():
+    ways = zip(("dp+cp", "tp", "pp", "cp"), ("dp", "tp x dp", "tp x pp x dp", "cp x dp"), strict=True)
+    for (axis, plans), way in zip(ways, ("data", "tensor", "pipeline", "context"), strict=True):
+        assert mesh.AXES[axis] == scale.LOOKS[plans]["color"] == style.WAYS[way]
+    lines = tensor.crossover(4).axes[0].lines
+    assert [line.get_color() for line in lines[:2]] == [style.WAYS["data"], style.WAYS["tensor"]]
+    weights, activations = (to_hex(style.HELD[part]) for part in ("weights", "activations"))
+    assert faces(tensor.alexnet().axes[0].patches[:16]) == [weights] * 8 + [activations] * 8
+    assert len({str(look["color"]) for look in scale.LOOKS.values()}) == len(scale.LOOKS)
+
+
+def test_right_and_wrong_have_one_pair_of_colours():
+    right, wrong = to_hex(style.RIGHT), to_hex(style.WRONG)
+    assert faces(zero.beside({"right": [1], "bug 1": [2]}, "x", "y").axes[0].patches) == [right, wrong]
+    trials = hardware.mistakes({"no barrier": {"without": [0.2], "with": [0.1]}}).axes[0].lines
+    losses = hidden(dict.fromkeys("ab", ([2, 1], [2, 3]))).axes[0].lines[::-1]
+    alive = zero.alive({"bug 2": [1, 2], "right": [1, 1]}, 2).axes[0].lines[1:]
+    for drawn in (
+        trials[::2],
+        losses,
+        alive,
+        loss_lines({"with": [1], "without": [2]}, {}).axes[0].lines[::-1],
+    ):
+        assert [to_hex(line.get_color()) for line in drawn] == [wrong, right]
 
 
 def test_a_timeline_has_a_key_unless_all_it_could_say_is_other():

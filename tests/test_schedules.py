@@ -424,7 +424,7 @@ def test_every_schedule_has_a_figure(name):
     timeline = simulate(make(name, 3, 6))
     fig = plots.schedule(timeline, name, seen=[(0, 0.0, 1.5)])
     (ax,) = fig.axes
-    peaks = [text.get_text() for text in ax.texts if text.get_fontsize() == 7 and text.get_va() == "top"]
+    peaks = [text.get_text() for text in ax.texts if text.get_ha() == "left"]
     assert peaks == [f"{float(timeline.schedule.activations(r)):.3g}" for r in range(3)]
     assert png(fig)[:4] == b"\x89PNG"
 

@@ -16,8 +16,6 @@ ENLARGED = """<style>
 .gpt2lab-figure input:checked + img { width: auto; max-width: none; cursor: zoom-out; }
 </style>"""
 """A click on a figure, or the space bar, shows it at all the dots that it has, and back."""
-PAINT = {"PASS": "#1a7f37", "TODO": "#57606a", "FAIL": "#b42318"}
-"""The colours of verdicts; white letters on them can be read."""
 
 
 def show(fig, clock: str, caption: str, alt: str) -> None:
@@ -120,8 +118,10 @@ def show_verdict(status: str, name: str, why: str) -> None:
     if static() or get_ipython() is None:
         print(line)
         return
-    look = f"border-left: 6px solid {PAINT[status]}; padding: 0.3em 0.8em; white-space: pre-wrap"
-    badge = f"background: {PAINT[status]}; color: #fff; padding: 0.1em 0.5em; border-radius: 3px"
+    from ..plots.style import VERDICTS  # imports matplotlib, as in `show`
+
+    look = f"border-left: 6px solid {VERDICTS[status]}; padding: 0.3em 0.8em; white-space: pre-wrap"
+    badge = f"background: {VERDICTS[status]}; color: #fff; padding: 0.1em 0.5em; border-radius: 3px"
     text = f'<b style="{badge}">{status}</b>  <b>{escape(name)}</b>{escape(rest)}'
     display({"text/html": f'<div style="{look}">{text}</div>', "text/plain": line}, raw=True)
 

@@ -21,9 +21,11 @@
   const say = (x, y, text, more) => add("text", { x, y, "font-size": 12, "font-family": "sans-serif", "text-anchor": "middle", ...more }, text);
   const time = (t) => 60 + (t / run.end) * (W - 70);
   const far = ([from, to]) => Math.abs(to - from);
+  // Far ones are higher, and those to the left lie around those to the right: in an exchange no arc lies on another.
   function arc(send) {
-    const [from, to] = send, right = to > from ? 1 : -1;
-    return [(from + 0.5) * col + 12 * right, (to + 0.5) * col - 12 * right, top - 14 - 16 * Math.min(3, far(send))];
+    const [from, to] = send, [side, more] = to > from ? [24, 0] : [-8, 20];
+    const lift = 16 + (32 * (far(send) - 1)) / Math.max(1, n - 2) + more;
+    return [(from + 0.5) * col + side, (to + 0.5) * col - side, top - lift];
   }
   function arrow(send) {
     const [a, b, peak] = arc(send);

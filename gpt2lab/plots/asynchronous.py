@@ -56,7 +56,7 @@ def in_time(stream, timeline, title: str = "") -> Figure:
         boxes = []
         for one in row:
             start, width = float(one.start), float(one.end - one.start)
-            edge = "gray" if one.op.kind == "B" else "lightgray"
+            edge = THINGS[1 if one.op.kind == "B" else 2]
             look = {"facecolor": _shade(stream, one.op), "edgecolor": edge, "linewidth": 0.6}
             boxes.append(Rectangle((start + 0.04, stage + 0.06), width - 0.08, 0.88, **look))
             middle = start + width / 2, stage + 0.5  # without the texts the layout takes half the time
@@ -97,7 +97,7 @@ def staleness(missed: dict[str, list[int]]) -> Figure:
     fig, axes = figure(8, 2.4, cols=len(missed), sharex=True, sharey=True)
     for ax, (name, lacked) in zip(axes, missed.items(), strict=True):
         count = Counter(lacked)
-        ax.bar(list(count), list(count.values()), color=COLORS["update"], edgecolor="gray")
+        ax.bar(list(count), list(count.values()), color=COLORS["update"], edgecolor=THINGS[1])
         ax.set(title=f"{name}: mean {sum(lacked) / len(lacked):.1f}", xlabel="updates missed")
     axes[0].set_ylabel("gradients")
     axes[0].yaxis.get_major_locator().set_params(integer=True)

@@ -7,9 +7,10 @@ from matplotlib.figure import Figure
 
 from ..planner.cuts import ChainPlan, ChainProblem, Clock
 from .forms import cell, equal_where, legend_right, lines, name_columns, name_rows
-from .style import COLORS, HUES, PLATE, SERIAL, THINGS, figure, variant
+from .style import COLORS, HUES, PLATE, SERIAL, THINGS, WAYS, figure, variant
 
-CUT_COLORS = {"whole": "#DDDDDD", "sample": "#56B4E9", "attribute": "#F0E442", "parameter": "#CC79A7"}
+CUT_COLORS = {"whole": COLORS["wait"], "sample": WAYS["data"]}
+CUT_COLORS |= {"attribute": WAYS["context"], "parameter": WAYS["tensor"]}
 
 
 def how_many(operators: Sequence[int], counts: dict[str, Sequence[int]]) -> Figure:
@@ -25,7 +26,7 @@ def how_many(operators: Sequence[int], counts: dict[str, Sequence[int]]) -> Figu
 
 def searches(found: dict, best: float) -> Figure:
     """The best plan so far as a multiple of the optimum, over evaluations and over seconds; dots: the end."""
-    fig, axes = figure(9.5, 3.2, 1, 2, sharey=True)
+    fig, axes = figure(8.5, 3.2, 1, 2, sharey=True)
     for hue, (name, one) in zip(HUES, found.items(), strict=False):
         value = [seconds / best for _, seconds in one.trace]
         panels = ([n for n, _ in one.trace], one.evaluations), (one.seen, one.took)
@@ -45,7 +46,7 @@ def plan_and_clock(problem: ChainProblem, plan: ChainPlan, title: str = "", leng
 
     The time axis is at least `length` ms long: pictures to compare get the same one.
     """
-    fig, (left, right) = figure(9.5, 1.2 + 0.45 * problem.cluster.devices, 1, 2, width_ratios=[1, 1.5])
+    fig, (left, right) = figure(8.5, 1.2 + 0.45 * problem.cluster.devices, 1, 2, width_ratios=[1, 1.5])
     _grid(left, problem, plan)
     _clock(right, problem, plan)
     right.set_xlim(0, max(length, right.get_xlim()[1]))
@@ -81,7 +82,7 @@ def _clock(ax, problem, plan) -> None:
             cell(ax, 1e3 * (end - long), device, 1e3 * long, 0.8, THINGS[micro % 3], text, **look)
     name_rows(ax, range(problem.cluster.devices))
     ax.set_ylim(problem.cluster.devices - 0.4, -0.6)
-    ax.set_xlabel(f"ms (simulated), {1e3 * clock.seconds:.3g} in all; a shade is a micro-batch")
+    ax.set_xlabel(f"ms (simulated), {1e3 * clock.seconds:.3g} in all\na shade is a micro-batch")
 
 
 def by_bandwidth(links: Sequence[float], seconds: dict[str, Sequence[float]], best: Sequence[str]) -> Figure:
@@ -119,7 +120,7 @@ def predicted_measured(pairs: dict[str, tuple[float, float]], names: Sequence[st
 
 def three_panels(problem: ChainProblem, operators: Sequence, plan: ChainPlan) -> Figure:
     """Partition, place, schedule: operators of each cluster, its devices with their cuts, and the clock."""
-    fig, (one, two, three) = figure(10.5, 3, 1, 3, width_ratios=[1, 0.9, 1.5])
+    fig, (one, two, three) = figure(9, 3, 1, 3, width_ratios=[1, 0.9, 1.5])
     one.bar(range(len(operators)), [op.flops / 1e6 for op in operators], 0.85, color=THINGS[1])
     left = 0
     for op, at, after in zip(problem.operators, plan, plan[1:], strict=False):

@@ -6,9 +6,7 @@ from matplotlib.figure import Figure
 
 from ..machine import links
 from .forms import cell, lines, text_at
-from .style import HUES, figure, ink, rank_color, variant
-
-MARKS = "osv^DPX*"
+from .style import COLORS, HUES, MARKS, THINGS, figure, ink, rank_color, variant
 
 
 def sweep_figure(rows, models=()) -> Figure:
@@ -59,7 +57,7 @@ def compared_by_formula(ranks: int = 64, latency_us: float = 5, gigabytes_per_s:
     sizes = [2.0**k for k in range(10, 31)]
     times = {name: [links.all_reduce_time(name, ranks, s, link) for s in sizes] for name in links.ALL_REDUCE}
     lines(ax, sizes, times, map(variant, count()), scale=1e3)
-    ax.axvline(links.crossing(ranks, link), color="#777777", ls="-.", lw=1.2)
+    ax.axvline(links.crossing(ranks, link), color=THINGS[1], ls="-.", lw=1.2)
     ax.set(xscale="log", yscale="log", xlabel="bytes", ylabel="ms", title=f"all-reduce on {ranks} ranks")
     ax.minorticks_off()  # thrice as fast to draw
     ax.legend(fontsize=8, ncols=2)
@@ -99,7 +97,7 @@ def blocks(before, after, title: str = "", owners=None, own: str = "") -> Figure
         for rank, row in enumerate(rows):
             for place, value in enumerate(row):
                 owner = whose[rank][place] if whose else None
-                color = "#DDDDDD" if owner is None else rank_color(owner)
+                color = COLORS["wait"] if owner is None else rank_color(owner)
                 column = rank if len(row) == 1 and name == own else place
                 if name != own or column == rank:
                     cell(ax, column + 0.04, rank + 0.5, 0.92, 0.84, color, edgecolor="white")

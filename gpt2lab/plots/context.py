@@ -42,7 +42,7 @@ def mask(ax, table: TokenLayout) -> None:
 def picker(name: str, exchange: str, ranks: int, tokens: int) -> Figure:
     """One layout with one exchange: the mask by owner, the work of four kernels, what each rank sends (width 64)."""
     table = layout(name, tokens, ranks)
-    fig, (left, middle, right) = figure(10, 3.2, cols=3, width_ratios=(1, 1.5, 1.2))
+    fig, (left, middle, right) = figure(9, 3.2, cols=3, width_ratios=(1, 1.5, 1.2))
     mask(left, table)
     left.set_title(f"{name}, {tokens} tokens")
     work_bars(middle, table, by_heads=exchange == "heads")
@@ -121,8 +121,7 @@ def busiest_over_mean(tokens: int, ranks: int) -> Figure:
     tables = [layout(name, tokens, ranks) for name in LAYOUTS]
     values = np.array([[float(costs.imbalance(costs.work(t, k))) for k in kernels] for t in tables])
     fig, ax = figure(8, 2.6)
-    look = {"cmap": "YlOrRd", "vmin": 1, "vmax": 3, "aspect": "auto"}
-    heat(ax, values, "{:.2f}", "busiest / mean", white=lambda value: value > 2.2, **look)
+    heat(ax, values, "{:.2f}", "busiest / mean", vmin=1, vmax=3, aspect="auto")
     name_columns(ax, [k.replace(" ", "\n", 1) for k in kernels])
     ax.set_yticks(range(len(tables)), list(LAYOUTS))
     return fig
@@ -133,7 +132,7 @@ def contributions(values) -> Figure:
     values = np.asarray(values, float)
     fig, ax = figure(4.6, 3.2)
     shown = np.where(values > 0, values, np.nan)
-    heat(ax, shown, "{:.2f}", "norm of dK", white=lambda v: v > 0.6 * values.max(), cmap="YlGn", vmin=0)
+    heat(ax, shown, "{:.2f}", "norm of dK", vmin=0)
     for row, column in np.argwhere(values <= 0):
         text_at(ax, column, row, "0")
     name_columns(ax, [f"tokens of {r}" for r in range(len(values))], fontsize=8)

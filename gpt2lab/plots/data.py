@@ -5,9 +5,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from .forms import band, cell, name_rows, patches, stacked, text_at
-from .style import COLORS, HELD, HUES, SERIAL, THINGS, figure, rank_color, variant
+from .style import COLORS, HELD, HUES, RIGHT, SERIAL, THINGS, WRONG, figure, rank_color, variant
 
-LOST = "#D00000"  # rows that no rank has
 PHASES = {
     "forward, backward": COLORS["forward"],
     "reduce": COLORS["comm"],
@@ -41,12 +40,12 @@ def loss_lines(
     serial: list[float] | None = None,
     ylabel: str = "loss (nats a token)",
 ) -> Figure:
-    """Losses by step: the serial run thick and black, a line for each run or rank, and marks without a line."""
+    """Losses by step: the serial run thick and black, a line for each rank, or a right and a wrong run, and marks."""
     fig, ax = figure(8, 2.8)
     if serial:
         ax.plot(serial, color=SERIAL, lw=6, alpha=0.3, label="serial")
     for i, (name, values) in enumerate(lines.items()):
-        color = rank_color(i) if name.startswith("rank") else THINGS[3 + i]
+        color = rank_color(i) if name.startswith("rank") else (RIGHT, WRONG)[i]
         ax.plot(values, "o-", ms=3, lw=1.2, color=color, label=name)
     for name, values in marks.items():
         ax.plot(values, "x", ms=8, mew=2, color=COLORS["comm"], label=name)
@@ -65,7 +64,7 @@ def rows_by_rank(ways: dict[str, list[list[int]]], count: int) -> Figure:
     for y, shares in enumerate(ways.values()):
         owner = {row: rank for rank, share in enumerate(shares) for row in share}
         for row in range(count):
-            color, text = (rank_color(owner[row]), f"rank {owner[row]}") if row in owner else (LOST, "lost")
+            color, text = (rank_color(owner[row]), f"rank {owner[row]}") if row in owner else (WRONG, "lost")
             hatch = "" if row in owner else "//"
             cell(ax, row - 0.47, y, 0.94, 0.8, color, hatch=hatch, ec="white")
             text_at(ax, row, y, text, on=color, fontsize=9, weight="bold")
@@ -143,8 +142,8 @@ def hidden(optimizers: dict[str, tuple[list[float], list[float]]]) -> Figure:
     """For each optimizer the losses of a right run and of one with wrong gradients."""
     fig, axes = figure(8, 2.6, 1, len(optimizers), sharey=True)
     for ax, (name, (right, wrong)) in zip(axes, optimizers.items(), strict=True):
-        ax.plot(right, color=SERIAL, lw=5, alpha=0.35, label="right")
-        ax.plot(wrong, "--", color=THINGS[3], label="gradients times 8")
+        ax.plot(right, color=RIGHT, lw=5, alpha=0.35, label="right")
+        ax.plot(wrong, "--", color=WRONG, label="gradients times 8")
         ax.set(title=name, xlabel="step")
         ax.legend()
     losses = [loss for right, _ in optimizers.values() for loss in right]

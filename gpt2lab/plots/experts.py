@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.patches import FancyArrowPatch
 
 from .forms import cell, name_columns, name_rows, rectangle, text_at
-from .style import COLORS, HUES, THINGS, figure, rank_color
+from .style import COLORS, HUES, THINGS, figure, rank_color, variant
 
 MEAN_OF = 10  # steps of a running mean
 
@@ -120,7 +120,7 @@ def pays(machines: Mapping[str, tuple[float, float, int, int]]):
     width = np.geomspace(256, 65536, 50)
     for i, (name, (flops, wire, ranks, element)) in enumerate(machines.items()):
         share = 4 * element * (ranks - 1) / ranks / wire * flops / (6 * 3 * width)
-        ax.loglog(width, share, label=name, color=THINGS[2 + i])
+        ax.loglog(width, share, label=name, color=variant(i)["color"])
     ax.axhline(1, color=THINGS[1], ls="--", lw=1)
     ax.text(width[-1], 1.15, "above: the wire decides", ha="right", color=THINGS[0], fontsize=9)
     ax.set(xlabel="hidden width H of an expert", ylabel="wire time / compute time")

@@ -178,13 +178,10 @@ def rectangle(ax, left, bottom, width, height, color, **look) -> None:
 # ---- maps of numbers
 
 
-def heat(
-    ax, values, says=None, label: str = "", ticks=None, size=None, white=lambda value: False, shrink=1, **look
-):
+def heat(ax, values, says=None, label: str = "", ticks=None, size=None, shrink=1, **look):
     """A coloured square for each of `values` (rows, columns), with its number as `says` has it; none where it is NaN.
 
-    `white(value)` tells whether a number is written in white; `label` and `ticks` are those of the bar of colours,
-    `look` is what `Axes.imshow` takes.
+    `label` and `ticks` are those of the bar of colours, `look` is what `Axes.imshow` takes.
     """
     image = ax.imshow(values, **look)
     left, right, bottom, top = image.get_extent()
@@ -192,6 +189,6 @@ def heat(
     for (row, column), value in np.ndenumerate(np.asarray(values)):
         if says and value == value:
             x, y = left + (column + 0.5) * (right - left) / width, top + (row + 0.5) * (bottom - top) / height
-            text_at(ax, x, y, says.format(value), color="white" if white(value) else "black", fontsize=size)
+            text_at(ax, x, y, says.format(value), on=image.cmap(image.norm(value)), fontsize=size)
     ax.grid(visible=False)
     ax.figure.colorbar(image, ax=ax, label=label, ticks=ticks, shrink=shrink)

@@ -8,7 +8,10 @@ from ..parallel.context.layouts import hops, layout
 from ..planner.problem import CLUSTERS
 from .context import volumes
 from .forms import heat, legend_above, rectangle, text_at
-from .style import COLORS, THINGS, figure, paler, rank_color
+from .style import HUES, RC, THINGS, figure, paler, rank_color
+
+EXCHANGES = dict(zip(("heads", "halo of x", "halo of k, v"), HUES, strict=False))
+"""Colour of each exchange of windowed attention."""
 
 
 def halo_mask(tokens: int, ranks: int, window: int) -> Figure:
@@ -19,7 +22,7 @@ def halo_mask(tokens: int, ranks: int, window: int) -> Figure:
         color = rank_color(table.owners[q])
         for k in range(max(0, q - window), q + 1):
             own = table.owners[k] == table.owners[q]
-            look = {} if own else {"fc": paler(color, 0.6), "ec": "#333333", "hatch": "////"}
+            look = {} if own else {"fc": paler(color, 0.6), "ec": THINGS[0], "hatch": "////"}
             rectangle(ax, k, q, 1, 1, color, lw=0.4, **look)
     for edge in np.cumsum(table.sizes)[:-1]:
         ax.axhline(edge, color="black", lw=0.8), ax.axvline(edge, color="black", lw=0.8)
@@ -69,22 +72,22 @@ def anemoi(tokens: int, width: int, window: int, heads: int) -> Figure:
     ranks, row = np.array([2, 4, 8, 16]), 2.0 * width
     by_heads = 4 * (ranks - 1) * (latency + tokens / ranks**2 * row / 50e9)
     by_halo = np.full(len(ranks), 2 * (latency + window * row / 50e9))
-    left.plot(ranks, 1e3 * by_heads, "o-", color=COLORS["forward"], label=f"heads (at most {heads} ranks)")
-    left.plot(ranks, 1e3 * by_halo, "s-", color=THINGS[3], label="halo of x, both sides")
+    left.plot(ranks, 1e3 * by_heads, "o-", color=EXCHANGES["heads"], label=f"heads (at most {heads} ranks)")
+    left.plot(ranks, 1e3 * by_halo, "s-", color=EXCHANGES["halo of x"], label="halo of x, both sides")
     left.set(xlabel="GPUs", ylabel="milliseconds, forward", ylim=(0, None), xticks=ranks)
     speeds = np.geomspace(1e10, 1e12, 50)
     ways = (4, "-", "halo of x", "right"), (6, "--", "with the halo's q computed too", "left")
     for products, look, name, side in ways:
         twice = 2 * window * products * width**2 / rate
         times, cross = 2 * window * row / speeds + twice, rate * 2 / (products * width)
-        right.loglog(speeds / 1e9, 1e6 * times, ls=look, color=THINGS[3], label=name)
+        right.loglog(speeds / 1e9, 1e6 * times, ls=look, color=EXCHANGES["halo of x"], label=name)
         same = f"equal at {cross / 1e9:.0f} GB/s"
         meet = cross / 1e9, 1e6 * 4 * window * row / cross
         right.plot(*meet, "o", color="black")
         place = (7, 3) if side == "left" else (-7, -9)
         right.annotate(same, meet, place, textcoords="offset points", fontsize=8, ha=side)
     label = "halo of k, v"
-    right.loglog(speeds / 1e9, 1e6 * 4 * window * row / speeds, color=COLORS["backward"], label=label)
+    right.loglog(speeds / 1e9, 1e6 * 4 * window * row / speeds, color=EXCHANGES[label], label=label)
     right.set(xlabel="GB/s of a link, each way", ylabel="microseconds, forward")
     for ax in (left, right):
         ax.legend(fontsize=8)
@@ -98,13 +101,13 @@ def break_even(tokens: int, most: int, windows, counted=()) -> Figure:
     """
     ranks = np.arange(2, most + 1)
     fig, ax = figure(8, 3.4)
-    ax.plot(ranks, 4 * (ranks - 1) / ranks**2 * tokens, color="black", label="heads: 4 (N-1)/N² T")
+    ax.plot(ranks, 4 * (ranks - 1) / ranks**2 * tokens, color=EXCHANGES["heads"], label="heads: 4 (N-1)/N² T")
     for place, window in enumerate(windows):
         style = ("--", "-.", ":")[place % 3]
         label = f"halos on both sides, {window} wide: 2 x {window}"
-        ax.axhline(2 * window, color=THINGS[4], ls=style, label=label)
+        ax.axhline(2 * window, color=EXCHANGES["halo of x"], ls=style, label=label)
     if counted:
-        look = {"color": THINGS[3], "ms": 7, "zorder": 3, "label": "counted on live ranks"}
+        look = {"color": THINGS[0], "ms": 7, "zorder": 3, "label": "counted on live ranks"}
         ax.plot(*zip(*counted, strict=True), "o", **look)
     ax.set(xlabel="ranks N", ylabel="rows of C numbers sent forward")
     ax.legend(fontsize=8)
@@ -116,7 +119,7 @@ def legal_windows(tokens: int, most: int) -> Figure:
     ranks, windows = range(2, most + 1), range(1, tokens // 2 + 1)
     values = np.array([[hops(layout("contiguous", tokens, n), w) for n in ranks] for w in windows], float)
     fig, ax = figure(8, 3.4)
-    look = {"cmap": colormaps["YlOrRd"].resampled(4), "vmin": 0.5, "vmax": 4.5, "aspect": "auto"}
+    look = {"cmap": colormaps[RC["image.cmap"]].resampled(4), "vmin": 0.5, "vmax": 4.5, "aspect": "auto"}
     look |= {"origin": "lower", "extent": (1.5, most + 0.5, 0.5, windows[-1] + 0.5)}
     heat(ax, np.minimum(values, 4), None, "hops (4 or more)", range(1, 5), **look)
     rule = [layout("contiguous", tokens, n).sizes[-1] // 2 + 0.5 for n in ranks]

@@ -6,7 +6,7 @@ from matplotlib.ticker import EngFormatter
 
 from ..planner import metrics
 from .forms import legend_right, name_rows, numbers, patches, text_at
-from .style import COLORS, THINGS, figure, variant
+from .style import COLORS, RIGHT, THINGS, WRONG, figure, variant
 
 RATE = EngFormatter("B/s")
 """How bytes a second are written: 12.3 GB/s."""
@@ -70,7 +70,7 @@ def mistakes(panels: dict[str, dict[str, list[float]]]) -> Figure:
     """One panel a mistake: its trials in milliseconds in order, wrong and right, each with a line at the median."""
     fig, axes = figure(9, 2.9, 1, len(panels), squeeze=False)
     for ax, (title, series) in zip(axes[0], panels.items(), strict=True):
-        for (name, times), color in zip(series.items(), (THINGS[3], THINGS[4]), strict=False):
+        for (name, times), color in zip(series.items(), (WRONG, RIGHT), strict=False):
             values = [1e3 * t for t in times]
             ax.plot(range(1, len(values) + 1), values, "o", ms=4, color=color, label=name)
             ax.axhline(np.median(values), color=color, lw=1, alpha=0.6)
@@ -91,7 +91,7 @@ def speedups(points: dict[str, tuple[int, float]], fractions) -> Figure:
     left.plot(workers, workers, "--", color=THINGS[1], label="ideal")
     for fraction, shade in zip(fractions, np.linspace(0.35, 1, len(fractions)), strict=True):
         curve = [metrics.amdahl(fraction, p) for p in workers]
-        left.plot(workers, curve, color=COLORS["forward"], alpha=shade, lw=1.5)
+        left.plot(workers, curve, color=THINGS[0], alpha=shade, lw=1.5)
         left.text(1.1 * workers[-1], curve[-1], f"{100 * fraction:.3g} %", va="center", fontsize=8)
     for i, (name, (p, gained)) in enumerate(points.items()):
         left.plot(p, gained, "o", color=variant(i)["color"], ms=8, mec="white", label=name)

@@ -7,20 +7,18 @@ from itertools import chain, cycle
 from matplotlib.figure import Figure
 
 from .forms import cell, chart, name_columns, name_rows, numbers, patches, stacked, text_at
-from .style import HUES, SERIAL, THINGS, figure, ink, paler, plain_log, variant
+from .style import HUES, MARKS, SERIAL, THINGS, WAYS, figure, ink, paler, plain_log, variant
 
-AXES = {
-    "tp": {"color": "#E69F00"},
-    "cp": {"facecolor": "white", "edgecolor": "#444444", "hatch": "////", "linewidth": 0},
-    "dp+cp": {"color": "#0072B2"},
-    "pp": {"color": "#444444"},
-    "tie": {"facecolor": "#C8C8C8", "edgecolor": "#444444", "hatch": "....", "linewidth": 0},
-    "world": {"color": "#000000"},
-}
-"""Look of each axis of the mesh where bytes are stacked by axis."""
+AXES = {"tp": WAYS["tensor"], "cp": WAYS["context"], "dp+cp": WAYS["data"], "pp": WAYS["pipeline"]}
+AXES |= {"tie": THINGS[2], "world": SERIAL}
+"""Colour of each axis of the mesh where bytes are stacked by axis."""
+
+KINDS = ("loss", "every gradient", "gradient norm", "loss curve")
+COMPARED = dict(zip(KINDS, zip((SERIAL, THINGS[1]) * 2, MARKS, strict=False), strict=True))
+"""Colour and mark of what is compared with a serial run."""
 
 STEPS = ((1.0, 0.0), (0.5, 0.42), (0.0, -1.0))  # on paper: the innermost axis, the next one, the outermost
-NODE = "#E4E4E4"
+NODE = paler(THINGS[2], 0.5)
 
 
 def cube(lines: dict[str, list[tuple[int, ...]]], nodes: Sequence[int]) -> Figure:
@@ -37,7 +35,7 @@ def cube(lines: dict[str, list[tuple[int, ...]]], nodes: Sequence[int]) -> Figur
             _patch(ax, [place[r] for r in place if nodes[r] == node])
         for group in chain(*lines.values()):  # all edges of the cube, thin
             x, y = zip(*(place[r] for r in group), strict=True)
-            ax.plot(x, y, color="#8C8C8C", lw=1, zorder=1.5)
+            ax.plot(x, y, color=THINGS[1], lw=1, zorder=1.5)
         for hue, group in zip(cycle(HUES), groups, strict=False):
             x, y = zip(*(place[r] for r in group), strict=True)
             ax.plot(x, y, color=hue, lw=5, solid_capstyle="round", zorder=2)
@@ -81,7 +79,7 @@ def traffic_by_class(plans: dict[str, dict[tuple[str, str], float]]) -> Figure:
     classes = sorted({c for sent in plans.values() for _, c in sent}, reverse=True)
     most = max(sum(sent.values()) for sent in plans.values())
     largest = lambda axis: max(sent.get((axis, c), 0) for sent in plans.values() for c in classes)
-    shown = {axis: look for axis, look in AXES.items() if largest(axis) > most / 1e3}
+    shown = {axis: color for axis, color in AXES.items() if largest(axis) > most / 1e3}
     fig, panels = figure(8, 1.2 + 0.36 * len(plans), 1, len(classes), sharey=True, sharex=True, squeeze=False)
     for panel, name in zip(panels[0], classes, strict=True):
         sizes = {p: {a: sent.get((a, name), 0) / 1e6 for a in shown} for p, sent in plans.items()}
@@ -115,7 +113,7 @@ def placements(seconds: dict[str, dict[str, tuple[float, float]]]) -> Figure:
 def bugs(runs: dict[str, list[float]], errors: dict[str, dict[str, float]]) -> Figure:
     """Left the loss curves of the right run (first, black) and of wrong ones; right what each is wrong by.
 
-    `errors[name]` are relative errors by what was compared, on a log scale.
+    `errors[name]` are relative errors by what was compared (COMPARED), on a log scale.
     """
     fig, (losses, wrong) = figure(8.6, 3.4, 1, 2, width_ratios=(2, 3))
     (right, expected), *others = runs.items()
@@ -124,23 +122,22 @@ def bugs(runs: dict[str, list[float]], errors: dict[str, dict[str, float]]) -> F
         losses.plot(run, lw=1.4, **variant(i))
     losses.set(xlabel="step", ylabel="loss (nats a character)", title="what you would look at")
     losses.legend()
-    kinds, colors = list(next(iter(errors.values()))), (SERIAL, THINGS[1])
     wrong.axvspan(1e-19, 1e-10, color=THINGS[2], alpha=0.35, lw=0)
     for at, words in ((1e-13, "equal"), (1e-5, "wrong")):
         wrong.text(at, -0.35, words, ha="center", va="top", color=THINGS[0])
     for row, found in enumerate(errors.values()):
-        for i, (kind, marker) in enumerate(zip(kinds, "os^v", strict=False)):
-            value = max(found[kind], 1e-16)
+        for i, (kind, value) in enumerate(found.items()):
+            color, marker = COMPARED[kind]
             label = kind if row == 0 else None
-            y = row + 0.2 * (i - (len(kinds) - 1) / 2)  # side by side where they are equal
-            wrong.scatter(value, y, s=40, marker=marker, color=colors[i % 2], label=label, zorder=3)
+            y = row + 0.2 * (i - (len(found) - 1) / 2)  # side by side where they are equal
+            wrong.scatter(max(value, 1e-16), y, s=40, marker=marker, color=color, label=label, zorder=3)
         line = {"transform": wrong.get_yaxis_transform(), "lw": 2} | variant(row)  # the key of the left panel
         wrong.plot((0.01, 0.08), (row, row), **line)
     wrong.set_yticks(range(len(errors)), list(errors), fontsize=9)
     wrong.set(xscale="log", xlim=(1e-19, 30), ylim=(len(errors) - 0.5, -0.5), xlabel="relative error")
     wrong.set(xticks=[10.0**k for k in range(-15, 1, 3)], title="what is wrong, by verify's limit")
-    look = {"loc": "outside lower right", "ncols": len(kinds), "fontsize": 9}
-    fig.legend(wrong.get_legend_handles_labels()[0], kinds, **look)
+    look = {"loc": "outside lower right", "ncols": len(COMPARED), "fontsize": 9}
+    fig.legend(*wrong.get_legend_handles_labels(), **look)
     return fig
 
 
@@ -155,7 +152,7 @@ def strategy_pairs(names: Sequence[str], tested: dict[tuple[str, str], list[str]
         for col, b in enumerate(names[: row + 1]):
             count = len(tested.get((a, b), ()))
             share = 0.15 + 0.85 * count / most if count else 0.0
-            shade = paler(AXES["dp+cp" if a != b else "pp"]["color"], 1 - share)
+            shade = paler(AXES["dp+cp" if a != b else "pp"], 1 - share)
             cell(ax, col - 0.47, row, 0.94, 0.9, shade, str(count) if count else "–")
     name_rows(ax, names)
     name_columns(ax, names, rotation=35, ha="right")

@@ -8,7 +8,7 @@ import json
 from html import escape
 from pathlib import Path
 
-from .style import COLORS, ink, rank_color
+from .style import COLORS, RIGHT, ink, rank_color
 
 RECORD = Path(__file__).parent / "recorded_step.json"
 WIDTH, LEFT, TOP, ROW, LINE = 860, 74, 66, 40, 23  # in pixels
@@ -18,10 +18,10 @@ RUN, FIRST, EACH, LOOP = 6.0, 6.6, 0.45, 13.0
 CSS = """
 text { font: 13px Verdana, DejaVu Sans, sans-serif; fill: #222 }
 .small { font-size: 11px; fill: #666 } .title { font-size: 15px; font-weight: bold }
-.in { text-anchor: middle; font-size: 11px } .equal { fill: #00794f; font-weight: bold }
+.in { text-anchor: middle; font-size: 11px } .equal { fill: RIGHT; font-weight: bold }
 .grow { transform-box: fill-box; transform-origin: 0 50% }
 @media (prefers-reduced-motion: reduce) { * { animation: none !important } }
-"""
+""".replace("RIGHT", RIGHT)
 
 
 def moving_step() -> str:

@@ -22,8 +22,7 @@ def placed(
     fig, (ax, below) = figure(9, 4.6, 2, height_ratios=[1.5, 1])
     _graph(ax, graph, where, path)
     ax.set_title(title)
-    _gantt(below, simulated)
-    below.set_xlim(0, 1e3 * max(length, simulated.makespan))
+    _gantt(below, simulated, length)
     return fig
 
 
@@ -49,7 +48,7 @@ def _graph(ax, graph, where, path) -> None:
         (x0, y0), (x1, y1) = place[u], place[v]
         between = [y for x, y in place.values() if x0 < x < x1]
         sag = max(0.0, y0 - min(between) + 0.75) if between and y0 == y1 else 0.0  # below all that it passes
-        color, width = ("black", 2.2) if (u, v) in thick else ("#999999", 1)
+        color, width = (SERIAL, 2.2) if (u, v) in thick else (THINGS[1], 1)
         along = [t / 20 for t in range(21)]
         x = [x0 + (x1 - x0) * t for t in along]
         y = [y0 + (y1 - y0) * t - 4 * sag * t * (1 - t) for t in along]
@@ -58,25 +57,26 @@ def _graph(ax, graph, where, path) -> None:
         color = rank_color(where[n])
         ax.scatter(x, y, s=420, color=color, zorder=2, edgecolor="white")
         text_at(ax, x, y, where[n], on=color, fontsize=9, zorder=3)
-        look = {"textcoords": "offset points", "ha": "center", "fontsize": 8, "bbox": PLATE}
+        look = {"textcoords": "offset points", "ha": "center", "fontsize": 9, "bbox": PLATE}
         ax.annotate(graph.operators[n].name, (x, y), (0, 13), **look)
     ax.set_axis_off()
     ax.margins(0.04, 0.2)
 
 
-def _gantt(ax, simulated, names: bool = True) -> None:
-    """A row a device, its jobs in its colour; messages as thin lines below their sender."""
-    devices, end = 1 + max(job.device for job in simulated.jobs), simulated.makespan
+def _gantt(ax, simulated, length: float = 0, names: bool = True) -> None:
+    """A row a device, its jobs in its colour; messages as thin lines below their sender; at least `length` seconds."""
+    devices, end = 1 + max(job.device for job in simulated.jobs), max(length, simulated.makespan)
     for job, (start, stop) in zip(simulated.jobs, simulated.spans, strict=True):
         color, edge = rank_color(job.device), {"edgecolor": "white", "linewidth": 0.4}
-        text = job.name if names and stop - start > 0.006 * len(job.name) * end else ""
-        cell(ax, 1e3 * start, job.device, 1e3 * (stop - start), 0.55, color, text, size=7, **edge)
+        room = (stop - start) / (0.0085 * end) if names else 0  # letters
+        text = next((t for t in (job.name, job.name.split(".")[-1]) if len(t) < room), "")
+        cell(ax, 1e3 * start, job.device, 1e3 * (stop - start), 0.55, color, text, size=8, **edge)
     for m in simulated.messages:
         row = m.source + 0.38
         ax.plot([1e3 * m.start, 1e3 * m.end], [row, row], color=COLORS["comm"], linewidth=2.5)
     name_rows(ax, [f"device {d}" for d in range(devices)])
     ax.set(ylim=(devices - 0.4, -0.5), xlim=(0, 1e3 * end))
-    ax.set_xlabel(f"time in ms (simulated); {1e3 * end:.3g} ms in all; thin: messages")
+    ax.set_xlabel(f"time in ms (simulated); {1e3 * simulated.makespan:.3g} ms in all; thin: messages")
 
 
 def simulated_steps(runs: dict) -> Figure:
@@ -115,7 +115,7 @@ def layers(
                 y = row + (stage - (len(bounds) - 2) / 2) * 0.8 / (len(bounds) - 1)
                 height, edge = 0.75 / (len(bounds) - 1), {"edgecolor": "white", "linewidth": 0.8}
                 text = names[n] if times[n] > 0.04 * slow and len(bounds) < 5 else ""
-                cell(ax, 1e3 * left, y, 1e3 * times[n], height, rank_color(stage), text, size=7, **edge)
+                cell(ax, 1e3 * left, y, 1e3 * times[n], height, rank_color(stage), text, size=9, **edge)
                 left += times[n]
         ax.plot([1e3 * slow] * 2, [row - 0.42, row + 0.42], color=SERIAL, linewidth=2)
     name_rows(ax, cuts)
@@ -130,10 +130,8 @@ def cost_surface(times: Sequence[float], cuts: dict[str, Sequence[int]], clock: 
     surface = np.full((layers - 2, layers - 2), np.nan)
     for bounds in every_cut(layers, 3):
         surface[bounds[2] - 2, bounds[1] - 1] = 1e3 * slowest(times, bounds)
-    look = {"cmap": "viridis_r", "aspect": "auto", "extent": (0.5, layers - 1.5, layers - 0.5, 1.5)}
-    middle = (np.nanmin(surface) + np.nanmax(surface)) / 2
-    label = f"slowest stage, ms ({clock})"
-    heat(ax, surface, "{:.3g}", label, size=8, white=lambda value: value > middle, **look)
+    look = {"aspect": "auto", "extent": (0.5, layers - 1.5, layers - 0.5, 1.5)}
+    heat(ax, surface, "{:.3g}", f"slowest stage, ms ({clock})", size=8, **look)
     for (name, (_, a, b, _)), style in zip(cuts.items(), ("-", "--"), strict=False):
         ax.add_patch(Rectangle((a - 0.5, b - 0.5), 1, 1, fill=False, linewidth=2.5, linestyle=style))
         ax.plot([], [], color="black", linewidth=2.5, linestyle=style, label=name)
@@ -158,7 +156,7 @@ def two_bars(rows: dict[str, tuple[float, float]], labels: tuple[str, str], unit
 
 def three_steps(times: Sequence[float], bounds: Sequence[int], where: Sequence[int], simulated) -> Figure:
     """Partition, place, schedule: the layers in stages, the stages on devices of two nodes, and what runs when."""
-    fig, (one, two, three) = figure(10, 2.9, 1, 3, width_ratios=[1, 0.9, 1.7])
+    fig, (one, two, three) = figure(9, 2.9, 1, 3, width_ratios=[1, 0.9, 1.7])
     for stage, (a, b) in enumerate(pairwise(bounds)):
         one.bar(range(a, b), [1e3 * t for t in times[a:b]], 0.85, color=rank_color(stage))
         text_at(one, (a + b - 1) / 2, -0.05e3 * max(times), stage, fontsize=9)
@@ -174,7 +172,7 @@ def three_steps(times: Sequence[float], bounds: Sequence[int], where: Sequence[i
     for a, b in pairwise(where):
         ends = [(d // 2, 1 - d % 2) for d in (a, b)]
         slow = a // 2 != b // 2
-        style = {"color": COLORS["comm"], "linewidth": 3} if slow else {"color": "#999999", "linewidth": 1.5}
+        style = {"color": COLORS["comm"], "linewidth": 3} if slow else {"color": THINGS[1], "linewidth": 1.5}
         two.plot(*zip(*ends, strict=True), zorder=1, **style)
     two.set(title="2. place (orange: slow link)", xlim=(-0.6, 1.6), ylim=(-0.6, 1.6), yticks=[])
     name_columns(two, ["node 0", "node 1"])

@@ -103,6 +103,7 @@ def _clock(ax, choice, clock) -> None:
             left += 1e3 * seconds
     done = {KINDS[b.op.kind] for row in clock.rows for b in row}
     shown = [kind for kind in ("forward", "backward", "weight") if kind in done]
-    legend_above(ax, 5, handles=kinds_of_work([*shown, *dict.fromkeys(ENDS[name] for name in ends)]))
+    keys = kinds_of_work([*shown, *dict.fromkeys(ENDS[name] for name in ends)])
+    legend_above(ax, 5, handles=keys, handlelength=1, columnspacing=1, handletextpad=0.4)
     name_rows(ax, [f"stage {s}" for s in range(len(clock.rows))])
     ax.set(xlabel="ms (predicted)", xlim=(0, 1e3 * whole))

@@ -7,11 +7,14 @@ from itertools import count
 from matplotlib.figure import Figure
 
 from .forms import chart, numbers, stacked
-from .style import COLORS, HUES, SERIAL, THINGS, figure, variant
+from .mesh import AXES
+from .style import COLORS, HUES, MARKS, SERIAL, THINGS, WAYS, figure, paler, variant
 
-MARKS = "os^Dvp"
-FAMILIES = ("dp", "ZeRO-1", "ZeRO-3", "cp x dp", "tp x dp", "tp x pp x dp", "HSDP", "ep=8 x dp", "ep=64 x dp")
-LOOKS = dict(zip(FAMILIES, zip((*HUES[:7], *THINGS[1:3]), "os^DvpXPd", strict=True), strict=True))
+FAMILIES = ("dp", "tp x dp", "tp x pp x dp", "ZeRO-3", "cp x dp", "HSDP", "ep=8 x dp", "ep=64 x dp", "ZeRO-1")
+SHADES = (*WAYS.values(), HUES[6], *THINGS[1:3], paler(WAYS["ZeRO"], 0.45))
+LOOKS = {
+    name: {"color": color, "marker": mark} for name, color, mark in zip(FAMILIES, SHADES, MARKS, strict=False)
+}
 """Colour and mark of each family of plans, the same in all figures of scaling."""
 ABOVE = {"loc": "outside upper right", "ncols": 3, "fontsize": 9}
 
@@ -30,7 +33,7 @@ def _powers(values: Sequence[int]):
 def crossed(bytes_by_place: Mapping[str, Mapping[str, float]]) -> Figure:
     """Bars: MB that leave a machine in a step, by placement and axis."""
     fig, ax = figure(8, 1.9)
-    looks = {"dp+cp": THINGS[4], "tp": THINGS[3]}
+    looks = {axis: AXES[axis] for axis in ("dp+cp", "tp")}
     in_mb = lambda found: {axis: found[axis] / 1e6 for axis in looks if axis in found}
     sizes = {place: in_mb(found) for place, found in bytes_by_place.items()}
     stacked(ax, sizes, looks, says=" {:.1f} MB")
@@ -57,7 +60,7 @@ def scaling(
     fig, ax = figure(8, 3.4)
     for name, curve in curves.items():
         fit = [n for n in sorted(curve) if curve[n][1]]
-        look = {"color": LOOKS[name][0], "marker": LOOKS[name][1], "ms": 6}
+        look = LOOKS[name] | {"ms": 6}
         ax.plot(sorted(curve), [curve[n][0] for n in sorted(curve)], ":", lw=1, mfc="white", **look)
         ax.plot(fit, [curve[n][0] for n in fit], lw=2, label=name, **look)
     if ideal:

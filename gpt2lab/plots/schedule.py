@@ -16,7 +16,7 @@ TIME, MEMORY = 0.5, 0.34  # heights of the two rows of a rank, in rows
 
 
 def schedule(
-    timeline, title: str = "", memory: bool = True, seen: list | None = None, unit: str = "", end=None
+    timeline, title: str = "", memory: bool = True, seen=None, unit: str = "forwards of a rank", end=None
 ) -> Figure:
     """Draw a simulated `Timeline`; boxes carry the micro-batch, later chunks of a rank are paler.
 
@@ -51,8 +51,8 @@ def _boxes(ax, plan, rank, row, end) -> None:
         if plan.splits and box.op.kind == "B":  # a whole backward among split ones: both halves at once
             feet.append(_box(start, rank - 0.45 + 0.75 * TIME, width, 0.25 * TIME, "W", pale))
         text = str(box.op.micro)
-        if width > 0.011 * end * len(text):
-            text_at(ax, start + width / 2, rank - 0.2, text, fontsize=7, clip_on=True)
+        if width > 0.012 * end * len(text):
+            text_at(ax, start + width / 2, rank - 0.2, text, fontsize=8, clip_on=True)
     for patches in (tops, feet):
         ax.add_collection(PatchCollection(patches, match_original=True))
 
@@ -81,13 +81,13 @@ def _memory(ax, timeline, rank, most) -> None:
     ax.fill_between(times, base, scaled, step="post", color=rank_color(rank), alpha=0.35, linewidth=0)
     peak = held.index(max(held))
     ax.plot(times[peak], scaled[peak], marker="v", color=rank_color(rank), markersize=4)
-    look = {"textcoords": "offset points", "fontsize": 7, "va": "top"}
-    ax.annotate(f"{held[peak]:.3g}", (times[peak], scaled[peak]), (3, -2), **look)
+    look = {"textcoords": "offset points", "fontsize": 8, "va": "center"}
+    ax.annotate(f"{held[peak]:.3g}", (times[peak], scaled[peak]), (4, -3), **look)
 
 
 def _frame(ax, timeline, title, end, unit) -> None:
     ranks = len(timeline.rows)
-    ax.set(xlim=(0, end), ylim=(ranks - 0.45, -0.55), xlabel=f"time in {unit}" if unit else "time")
+    ax.set(xlim=(0, end), ylim=(ranks - 0.45, -0.55), xlabel=f"time in {unit}")
     ax.set_yticks(range(ranks), [f"rank {r}" for r in range(ranks)], fontweight="bold")
     ax.tick_params(axis="y", length=0, pad=12)
     for rank in range(ranks):  # a patch in the rank's colour: some of them are too pale for letters
@@ -107,7 +107,7 @@ def _legend(ax, timeline, memory, live) -> None:
         words = "the paler, the later the chunk"
         if chunks == 2:
             words = "pale: second copy" if plan.copies == 2 else "pale: second chunk"
-        keys.append((Patch(facecolor="white", edgecolor="gray"), words))
+        keys.append((Patch(facecolor="white", edgecolor=THINGS[1]), words))
     if live:
         keys.append((Patch(color=COLORS["other"]), "seen on live ranks"))
     if memory:
@@ -151,7 +151,7 @@ def side_by_side(rows: list[tuple], title: str = "") -> Figure:
     fig, axes = figure(8, 1.0 + 0.3 * len(rows), cols=4, sharey=True, width_ratios=[2, 1.4, 0.9, 1.2])
     names, bubbles, spans, held, weights, sent = zip(*rows, strict=True)
     places = range(len(rows))
-    thin = {"edgecolor": "gray", "linewidth": 0.5, "size": 7}
+    thin = {"edgecolor": THINGS[1], "linewidth": 0.5, "size": 8}
     two = (-0.2, bubbles, "wait", "makespan"), (0.2, spans, "other", "own span")
     for shift, shares, kind, label in two:
         at, percent = [y + shift for y in places], [100 * b for b in shares]
@@ -160,7 +160,7 @@ def side_by_side(rows: list[tuple], title: str = "") -> Figure:
     for ax, values, color in zip(axes[1:], (held, weights, sent), hues, strict=True):
         bars(ax, values, color, **thin)
     name_rows(axes[0], names)
-    legend_above(axes[0], 2, fontsize=7)
+    legend_above(axes[0], 2)
     for ax, label in zip(axes, ("bubble, %", "peak activations", "weights", "KiB sent"), strict=True):
         ax.set_xlabel(label)
         ax.grid(axis="y", visible=False)

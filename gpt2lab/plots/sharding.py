@@ -2,23 +2,18 @@
 
 from itertools import product as every
 
-from matplotlib import colormaps
 from matplotlib.collections import PatchCollection
 from matplotlib.patches import Polygon, Rectangle
 
 from ..sharding.layout import places
 from .forms import bars, heat, name_columns, patches, rectangle, text_at
-from .style import COLORS, THINGS, figure, ink, rank_color
+from .style import COLORS, HUES, THINGS, figure, rank_color
 from .tensor import WHOLE, cut_product
 
 KNOWN = THINGS[4]
 HOW = {None: None, 0: "rows", 1: "columns", "sum": "partial"}
-KINDS = {
-    "all-reduce": COLORS["comm"],
-    "all-gather": "#0072B2",
-    "reduce-scatter": "#E69F00",
-    "all-to-all": "#117733",
-}
+KINDS = {"all-reduce": COLORS["comm"]}
+KINDS |= dict(zip(("all-gather", "reduce-scatter", "all-to-all"), (*HUES[:2], HUES[3]), strict=True))
 
 
 def product(options):
@@ -40,10 +35,7 @@ def cost_matrix(names: list[str], table: list[list]):
     """The cost matrix of all changes of layout: from the row's to the column's."""
     fig, ax = figure(0.75 * len(names) + 2.2, 0.55 * len(names) + 1.4)
     most = max(max(row) for row in table) or 1
-    viridis = colormaps["viridis"]
-    white = lambda value: ink(viridis(value / most)) == "white"
-    look = {"cmap": viridis, "vmin": 0, "vmax": most, "shrink": 0.8}
-    heat(ax, table, "{:,}", "bytes a rank", size=8, white=white, **look)
+    heat(ax, table, "{:,}", "bytes a rank", size=8, vmin=0, vmax=most, shrink=0.8)
     name_columns(ax, names)
     ax.set_yticks(range(len(names)), names)
     ax.xaxis.tick_top()
@@ -60,7 +52,7 @@ def spreading(graph, rounds, axes, step: int, columns: int = 8):
         fresh = set(decided) if number == step - 1 else fresh
     nodes = list(graph.nodes.values())
     rows = -(-len(nodes) // columns)
-    fig, ax = figure(9.4, 0.62 * rows + 0.6)
+    fig, ax = figure(8.5, 0.62 * rows + 0.6)
     ax.set(xlim=(0, columns), ylim=(-rows - 0.45, 0.05))
     ax.set_axis_off()
     for i, node in enumerate(nodes):
@@ -69,7 +61,7 @@ def spreading(graph, rounds, axes, step: int, columns: int = 8):
         rectangle(ax, x + 0.03, y + 0.06, 0.94, 0.86, color)
         title = node.name if node.op == "input" else node.op
         text = known[node.name].text(axes) if node.name in known else "?"
-        text_at(ax, x + 0.5, y + 0.64, title, on=color, fontsize=7.5)
+        text_at(ax, x + 0.5, y + 0.64, title, on=color, fontsize=8)
         text_at(ax, x + 0.5, y + 0.3, text, on=color, fontsize=9, weight="bold")
     _key(ax)
     return fig
@@ -79,7 +71,7 @@ def spreading_model(rows: dict[str, list[str]], rounds, step: int, columns: int 
     """Parts of a model as rows of squares, one for each value, after `step` rounds of propagation."""
     fresh, before = set(rounds[step - 1]), set().union(*rounds[: step - 1])
     lines = {part: -(-len(values) // columns) for part, values in rows.items()}
-    fig, ax = figure(9.4, 0.19 * sum(lines.values()) + 0.12 * len(rows) + 0.5)
+    fig, ax = figure(8.5, 0.19 * sum(lines.values()) + 0.12 * len(rows) + 0.5)
     ax.set(xlim=(-6, columns), ylim=(-sum(lines.values()) - 0.6 * len(rows) - 2.2, 0.5))
     ax.set_axis_off()
     top, squares, colors = 0.0, [], []

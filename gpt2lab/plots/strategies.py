@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.colors import to_rgb
 
 from .forms import rectangle
-from .style import figure, paler, rank_color
+from .style import COLORS, figure, paler, rank_color
 
 RANKS = 4
 
@@ -100,4 +100,4 @@ def bars(ax, cut: Sharing) -> None:
         for rank in range(RANKS):
             x = 0.3 + 0.29 * rank
             for width, color in ((0.24, "none"), (0.24 * share, rank_color(rank))):
-                rectangle(ax, x, y, width, 0.12, color, ec="#555555", lw=0.6)
+                rectangle(ax, x, y, width, 0.12, color, ec=COLORS["other"], lw=0.6)

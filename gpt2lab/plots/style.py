@@ -45,6 +45,16 @@ PLATE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}
 HUES = (*THINGS[:2:-1], THINGS[0], *(COLORS[k] for k in ("backward", "update", "forward", "comm", "weight")))
 """Colours of up to eight things that are no ranks, in figures that show no kinds of work."""
 
+WAYS = dict(zip(("data", "tensor", "pipeline", "ZeRO", "context"), HUES, strict=False))
+"""Colour of each way to share the work out, and of what its axis of the mesh sends."""
+
+RIGHT, WRONG = "#00794F", "#B42318"
+VERDICTS = {"PASS": RIGHT, "TODO": COLORS["other"], "FAIL": WRONG}
+"""Colours of what is right and what is wrong, in figures and in verdicts; white letters on them can be read."""
+
+MARKS = "os^DvpXPd*"
+"""Marks of points, in the order in which figures take them."""
+
 RC = {
     "figure.dpi": 96,
     "figure.facecolor": "white",
@@ -59,7 +69,7 @@ RC = {
     "axes.axisbelow": True,
     "grid.alpha": 0.3,
     "axes.prop_cycle": matplotlib.cycler(color=HUES),
-    "image.cmap": "viridis",
+    "image.cmap": "YlOrRd",
     "legend.frameon": False,
     "svg.hashsalt": "gpt2lab",
     "svg.fonttype": "path",

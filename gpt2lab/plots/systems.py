@@ -5,7 +5,7 @@ from itertools import groupby
 
 from matplotlib.figure import Figure
 
-from .style import THINGS, figure
+from .style import THINGS, figure, paler
 
 OURS = "gpt2lab"
 
@@ -25,7 +25,7 @@ def systems_table(systems, techniques: dict[str, str], models: dict[str, str]) -
     for i, (model, group) in enumerate(groupby(systems, key=lambda one: one.model)):
         height = len(list(group))
         if i % 2 == 0:
-            ax.axhspan(start - 0.5, start + height - 0.5, color="#F2F2F2", zorder=0)
+            ax.axhspan(start - 0.5, start + height - 0.5, color=paler(THINGS[2], 0.75), zorder=0)
         words = models[model].replace(" ", "\n")
         ax.text(len(columns) - 0.3, start + (height - 1) / 2, words, va="center", weight="bold", fontsize=9)
         start += height

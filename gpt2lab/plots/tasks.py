@@ -68,7 +68,7 @@ def graph(task_graph, levels, path=(), title: str = "") -> Figure:
     numbers, slant = [task.number for task in path], 35 * (deepest > 5)  # degrees
     thick = set(zip(numbers, numbers[1:], strict=False))
     for u, v in task_graph.edges():
-        color, width = ("black", 2) if (u, v) in thick else ("#AAAAAA", 0.8)
+        color, width = (SERIAL, 2) if (u, v) in thick else (THINGS[1], 0.8)
         arrow = {"arrowstyle": "-|>", "color": color, "lw": width, "shrinkA": 5, "shrinkB": 6}
         ax.annotate("", centered[v], centered[u], arrowprops=arrow, zorder=1)
     for task in task_graph.tasks:

@@ -1,9 +1,9 @@
 """Figures of tensor parallelism: tilings of a product, one layer with its edges, bytes against tokens, memory."""
 
 from .forms import beside, legend_above, name_columns, patches, rectangle, stacked, text_at
-from .style import COLORS, HELD, THINGS, figure, rank_color
+from .style import COLORS, HELD, THINGS, WAYS, figure, rank_color
 
-WHOLE = "#DDDDDD"
+WHOLE = COLORS["wait"]
 THREE_WAYS = (
     ("rows of X", "rows", None, "rows", "forward: nothing\nbackward: sum dW"),
     ("columns of W", None, "columns", "columns", "forward: nothing, Y stays cut\nbackward: sum dX"),
@@ -81,7 +81,7 @@ WORDS = {"f": ("-\nsum", "all-gather\nreduce-\nscatter"), "g": ("sum\n-", "reduc
 
 
 def _step(ax, i, name, sp, ranks):
-    shape, look = SHAPES.get(name, "B T/{n} C" if sp else "B T C").format(n=ranks), {"fontsize": 7.5}
+    shape, look = SHAPES.get(name, "B T/{n} C" if sp else "B T C").format(n=ranks), {"fontsize": 8}
     if name in WORDS:
         shape, look = WORDS[name][sp], {"fontsize": 8}
         rectangle(ax, i + 0.35, 0, 0.3, 1, COLORS["comm"])
@@ -111,7 +111,7 @@ def crossover(width: int = 768, ranks: int = 2, counted=()):
     fig, ax = figure(8, 2.9)
     share, most = 2 * (ranks - 1) / ranks, 10 * width
     tokens = [most * i / 50 for i in range(51)]
-    by_data, by_columns = THINGS[3:]
+    by_data, by_columns = WAYS["data"], WAYS["tensor"]
     ax.plot(tokens, [share * 8 * width**2] * 51, color=by_data, label="batch cut: gradients, 8 C²")
     activations = [share * 2 * t * width for t in tokens]
     ax.plot(tokens, activations, color=by_columns, label="matrices cut: activations, 2 x B T C")

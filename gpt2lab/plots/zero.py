@@ -5,7 +5,7 @@ from matplotlib.ticker import MaxNLocator
 
 from . import forms
 from .forms import cell, chart, legend_above, peak, stacked, text_at
-from .style import COLORS, HELD, THINGS, figure, rank_color, variant
+from .style import COLORS, HELD, RIGHT, THINGS, WRONG, figure, rank_color, variant
 
 PARTS = {kind: HELD[kind] for kind in ("weights", "gradients", "optimizer")}
 STAGES = {0: "replicas", 1: "stage 1", 2: "stage 2", 3: "stage 3"}
@@ -39,7 +39,7 @@ def who_holds_what(held: dict[int, dict[str, float]], ranks: int) -> Figure:
             for place, (kind, color) in enumerate(PARTS.items()):
                 tall, sliced = held[0][kind] ** 0.5, held[stage][kind] < held[0][kind]
                 part = (1 - (rank + 1) / ranks, 1 / ranks) if sliced else (0, 1)
-                ax.bar(place, tall, 0.8, color="white", edgecolor="#DDDDDD")
+                ax.bar(place, tall, 0.8, color="white", edgecolor=COLORS["wait"])
                 ax.bar(place, part[1] * tall, 0.8, part[0] * tall, color=color, label=kind)
             ax.set(xticks=[], yticks=[])
             ax.spines[:].set_visible(False)
@@ -144,7 +144,8 @@ def residency(columns: dict, replicas: float) -> Figure:
 
 def lines(runs: dict[str, list[float]], ylabel: str) -> Figure:
     """Several lines over steps."""
-    looks = [{"color": THINGS[i], "ls": ls} for i, ls in ((4, "-"), (3, "--"), (0, ":"), (1, "-"))]
+    colors = [RIGHT if name == "right" else THINGS[i] for name, i in zip(runs, (4, 3, 0, 1), strict=False)]
+    looks = [{"color": color, "ls": ls} for color, ls in zip(colors, ("-", "--", ":", "-"), strict=False)]
     whole = lambda ax: ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     labels = {"xlabel": "step", "ylabel": ylabel}
     return chart(None, runs, looks, (8, 2.8), whole, {"fontsize": 8}, {"lw": 1.8}, **labels)
@@ -153,7 +154,7 @@ def lines(runs: dict[str, list[float]], ylabel: str) -> Figure:
 def beside(groups: dict[str, list[float]], xlabel: str, ylabel: str) -> Figure:
     """Bars of several programs side by side, for every layer or rank: `groups[program][place]`."""
     fig, ax = figure(8, 2.6)
-    forms.beside(ax, groups, THINGS[::-1])
+    forms.beside(ax, groups, (RIGHT, WRONG) if "right" in groups else THINGS[::-1])
     ax.set(xlabel=xlabel, ylabel=ylabel, xticks=range(max(map(len, groups.values()))))
     legend_above(ax, 2, fontsize=10)
     return fig
@@ -163,7 +164,7 @@ def alive(curves: dict[str, list[int]], replicas: float) -> Figure:
     """Weights that are alive over the operations of a step, in units of a layer, and those of replicas."""
     fig, ax = figure(8, 2.6)
     ax.axhline(replicas, color=THINGS[0], lw=1.5, label="replicas")
-    looks = [{"color": THINGS[i], "ls": ls} for i, ls in ((3, "-"), (4, "--"))]
+    looks = {"color": WRONG, "ls": "-"}, {"color": RIGHT, "ls": "--"}
     forms.lines(ax, None, curves, looks, lw=1.6, drawstyle="steps-post")
     highest = max(replicas, *map(max, curves.values()))
     ax.set(xlabel="operations of a step", ylabel="layers", ylim=(0, 1.35 * highest))
