@@ -22,7 +22,7 @@ ONLY_HERE = ("benchmarks", "classroom", "cli", "commands", "plots")
 def context(closed: bool = False):
     """A forkserver, with what it preloads in huge pages; spawn where there is no forkserver (Windows).
 
-    Where it starts `closed`, no process may read or trace it or its ranks.
+    Where it starts `closed`, no process may read or trace it; ranks may read each other.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
