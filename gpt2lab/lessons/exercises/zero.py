@@ -7,7 +7,7 @@ import torch
 from ...parallel.muon import orthogonalised
 from ...parallel.zero.costs import paper_bytes
 from ...ranks.mesh import Axis
-from .differences import ANY, Most, randoms
+from .differences import ANY, Between, Most, randoms
 from .engine import Task, run_there
 from .guards import PACKAGE
 from .pretended import together
@@ -190,8 +190,11 @@ muon_rows = ranked(
     ("its rows, of the matrix of all,", "bytes sent, in sums of small products,"),
     lambda rank, x, ranks: (
         orthogonalised([x], [None], Axis())[0].tensor_split(ranks)[rank],
-        # rings of a number and five products of C x C, uneven
-        Most(2 * (ranks - 1) * 8 * (5 * x.size(1) ** 2 + 1) // ranks + 48),
+        # rings of a number and five products of C x C, uneven; the numbers of one, which is symmetric, at least
+        Between(
+            (ranks - 1) * 8 * x.size(1) ** 2 // ranks,
+            2 * (ranks - 1) * 8 * (5 * x.size(1) ** 2 + 1) // ranks + 48,
+        ),
     ),
     lambda axis, answer, x, ranks: (answer(x.tensor_split(ranks)[axis.rank], axis), sent()),
     lambda x, ranks: ranks,
