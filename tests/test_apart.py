@@ -111,12 +111,16 @@ def test_an_argument_that_was_changed_is_changed_in_place():
     assert old[1].keys() == {"a", "b"} and old[3] == {2, 3}
 
 
+TOOLS = "import torch\nimport numpy as np\nfrom gpt2lab.lessons.exercises import run_there\n"
 BLANK = "def f(x, y=0):\n    raise NotImplementedError('your turn')\n"
 
 
 def judge(answer: str, test: str):
     """The verdict of a checker on an answer, and whether it was made out of reach."""
-    desk = Desk("made up", [f"import torch\nimport numpy as np\n{test}"])
+    desk = Desk(
+        "made up",
+        [f"{TOOLS}{test}"],
+    )
     with socket.socket() as pipe:
         ((_, status, words),), across = apart.judged(
             desk, BLANK, answer, 'check("f", test, f)', pipe.detach()
@@ -162,6 +166,29 @@ CASES = {  # answer, checker, what is said (PASS), whether across (True)
     "for ranks":
         ("def f(x): return x",
          "import cloudpickle\n    assert cloudpickle.loads(cloudpickle.dumps(f))(3) == 3", "PASS", False),
+    "an object that stays there":
+        ("class Own:\n    def __init__(self, x): self.x = x\ndef f(x): return Own(x)",
+         "assert run_there(lambda f, n: f(n).x + 1, f, 2) == 3"),
+    "a class": ("class f:\n    base = 3", "assert run_there(lambda f: f().base, f) == 3"),
+    "autograd there":
+        ("def f(x): return 2 * x",
+         "def run(f):\n        x = torch.ones(1, requires_grad=True)\n        f(x).backward()\n        return x.grad\n"
+         "    assert run_there(run, f) == 2"),
+    "pretended ranks there":
+        ("def f(x): return x(1)",
+         "from gpt2lab.lessons.exercises.pretended import together\n"
+         "    run = lambda f: together(lambda rank, exchange: f(lambda x: sum(exchange(x + rank))), 3)\n"
+         "    assert run_there(run, f) == [6, 6, 6]"),
+    "an error there": ("def f(x): return {}[x]", "run_there(lambda f: f('key'), f)", "FAIL KeyError: 'key'"),
+    "the blank there": (BLANK, "run_there(lambda f: f(3), f)", "TODO write it"),
+    "frames there":
+        ("import sys\ndef f(x):\n    try: sys._getframe(1)\n    except AssertionError: return x",
+         "run_there(lambda f: f(3), f)", "FAIL sys._getframe is closed here"),
+    "a judge that is replaced there":
+        ("import torch\ndef f(x): torch.allclose = lambda *_: True", "run_there(lambda f: f(3), f)",
+         "FAIL your answer replaces torch.allclose"),
+    "what is no plain value there":
+        ("def f(x): return object()", "run_there(lambda f: f(3), f)", "FAIL cannot be judged: a object is no plain"),
     "no definition": ("1 / 0", "f(1)", "FAIL your cell does not run: ZeroDivisionError"),
     "its end": ("import os\ndef f(x): os._exit(3)", "f(1)", "FAIL ended in the middle of it (exit status 3)"),
     "its end where the package is closed":
@@ -180,6 +207,10 @@ ON_RANKS = {
     "a value of each":
         ("base = 10\ndef f(x, y=0): return [base + x, y]",
          "from gpt2lab.lessons.exercises import live\n    assert live(f, ranks=2) == [[10, 2], [11, 2]]"),
+    "a class":
+        ("class f:\n    base = 3",
+         "from gpt2lab.lessons.exercises import live\n"
+         "    assert live(lambda rank, ranks, f: f.base + rank, f, ranks=2) == [3, 4]"),
     "what would run where it is read":
         ("class Own:\n    def __reduce__(self): return print, ('ran',)\ndef f(x, y=0): return Own()",
          "from gpt2lab.lessons.exercises import live\n    live(f, ranks=1)", "FAIL print is no plain value"),

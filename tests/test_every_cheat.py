@@ -37,7 +37,7 @@ from gpt2lab.classroom import NOTEBOOKS, lessons_named
 from gpt2lab.classroom.sandbox import Limits, run_judge
 from gpt2lab.classroom.submission import touches
 from gpt2lab.lessons.answers import exercises, setup
-from gpt2lab.lessons.desk import Desk, split
+from gpt2lab.lessons.desk import Desk, defined, split
 from gpt2lab.lessons.exercises.engine import SEED, Task
 from gpt2lab.processes import launch
 from gpt2lab.processes.launch import Ranks
@@ -46,7 +46,6 @@ pytestmark = [pytest.mark.live, pytest.mark.sandboxed]
 
 BY_WHAT_IS_ASKED = {
     ("letters of weights", "table"): "its arguments are names, all of which are shown",
-    ("a stash", "table"): "its function only starts what is asked for, a class",
     ("which axis gets the fast links", "first shapes"): "it is asked of two axes",
 }
 """Why a cheat does not apply to a single exercise."""
@@ -75,9 +74,8 @@ class Lesson:
 
 
 def answer(body: str, cheat: str) -> str:
-    """The text of an answer: the solution, with a cheat around its functions."""
-    names = [node.name for node in ast.parse(body).body if isinstance(node, ast.FunctionDef)]
-    return "\n".join([body, TOOLS, cheat, *(f"{name} = cheat({name})" for name in names)])
+    """The text of an answer: the solution, with a cheat around its functions, and the methods of its classes."""
+    return "\n".join([body, TOOLS, cheat, *(f"{name} = cheat({name})" for name in defined(body))])
 
 
 def recorded(lesson: Lesson, body: str, checks: str) -> tuple[list, list]:
@@ -89,21 +87,24 @@ def recorded(lesson: Lesson, body: str, checks: str) -> tuple[list, list]:
     return said, calls
 
 
-def on_the_reference(task, test: str, live: bool, functions: bool) -> dict[str, str]:
+def reference(checker) -> Task | None:
+    """The task by which a checker compares: itself, or the first that it calls; None where it has rules or a score."""
+    code = getattr(checker, "__code__", None)
+    tasks = [checker.__globals__.get(name) for name in code.co_names] if code else [checker]
+    return next((one for one in tasks if isinstance(one, Task) and one.right), None)
+
+
+def on_the_reference(task: Task | None, live: bool) -> dict[str, str]:
     """The cheats that look for what the checker compares with."""
-    if not (isinstance(task, Task) and task.right):
+    if not task:
         return dict.fromkeys([*DEFINED, *CALLED], "N/A its checker keeps no reference, but rules or a score")
-    room, name = test.rpartition(".")[::2]
-    words = str(next(iter(task.shown)))
-    room = next(
-        n for n, m in sys.modules.items() if getattr(m, name, None) is task and n.startswith("gpt2lab")
-    )
+    modules = [(n, m) for n, m in sys.modules.items() if n.startswith("gpt2lab")]
+    room, name = next((n, k) for n, m in modules for k, v in vars(m).items() if v is task)
+    words, test = str(next(iter(task.shown))), f"sys.modules[{room!r}].{name}"
     asks = ASKS.format(room=room, name=name, what=task.what, words=words)
     found = {n: f"{asks}{ask}\n{CALL('pass')}" for n, ask in DEFINED.items()}
     found |= {n: f"{asks}{kept}{CALL(ask)}" for n, (kept, ask) in CALLED.items()}
-    if not functions:
-        found |= dict.fromkeys(CALLED, "N/A a class")
-    elif live:  # new ranks take seconds: all ways in one answer, but those that fail before
+    if live:  # new ranks take seconds: all ways in one answer, but those that fail before
         found |= dict.fromkeys(CALLED, f"{asks}KEPT = TASK.right\n{ANY}")
     return {n: text.replace("TASK", test) for n, text in found.items()}
 
@@ -138,22 +139,19 @@ def cheats(lesson: Lesson, exercise) -> tuple[str, dict[str, str], dict[str, tup
     """The name of an exercise, the texts of all cheats, and what was said in the first run."""
     body, checks = split(exercise.cell.solved())
     said, calls = recorded(lesson, body, checks)
-    (title, *first), live = said[0], any(c[6] for c in calls)
+    (title, *first), live = said[0], any(c[6] is not None for c in calls)
     test = ast.unparse(ast.parse(checks).body[0].value.args[1])
     task = eval(test, lesson.desk.names)
-    functions = any(isinstance(node, ast.FunctionDef) for node in ast.parse(body).body)
-    texts = {"control": CONTROL} | on_the_reference(task, test, live, functions)
+    texts = {"control": CONTROL} | on_the_reference(reference(task), live)
     texts["patches"] = PATCHED + NONSENSE.format("patch()")
     texts["writes a verdict"] = f"{WRITES.replace('TITLE', title)}write()\n{NONSENSE.format('write()')}"
-    if functions and calls:
-        texts |= on_what_was_seen(title, first[1], calls, task)
-    else:
-        texts |= dict.fromkeys([*MEMORY, "float32"], "N/A a class")
-    return (
-        title,
-        texts | (LIVE if live else dict.fromkeys(LIVE, "N/A no live ranks")),
-        {"first run": tuple(first)},
-    )
+    texts |= on_what_was_seen(title, first[1], calls, task)
+    texts |= LIVE if live else dict.fromkeys(LIVE, "N/A no live ranks")
+    texts |= {} if any(c[6] for c in calls) else {"garbage sent": "N/A it sends nothing"}
+    if not any(isinstance(node, ast.FunctionDef) for node in ast.parse(body).body):
+        alone = "N/A a class, whose objects no other rank can make"
+        texts |= {name: alone for name in LIVE if live and name.startswith("serial")}
+    return title, texts, {"first run": tuple(first)}
 
 
 def table(number: str) -> dict[str, dict[str, tuple]]:

@@ -297,11 +297,11 @@ def touch(memory):
 """
 
 
-def judged(checker, right, wrong, tmp_path):
+def judged(checker, right, wrong, tmp_path, limits=LIMITS):
     """Verdicts on these wrong answers `deed`, each an exercise of its own, by this `judge_it`, in few sandboxes."""
     source = submissions.SOURCE.replace("\n\ndef test_half", f"\n{BEGIN}\n{checker}\n\n\ndef test_half", 1)
     parts = {i: Answer(("a",), right, 'check("a", judge_it, deed)', one) for i, one in enumerate(wrong)}
-    return grading._tried(parts, submissions.lesson(tmp_path, source), LIMITS, [tmp_path])
+    return grading._tried(parts, submissions.lesson(tmp_path, source), limits, [tmp_path])
 
 
 def tried(bodies, tmp_path):

@@ -9,6 +9,7 @@ from textwrap import indent
 import pytest
 from test_hostile import BESIDE_IT, judged, tried
 
+from gpt2lab.classroom.sandbox import Limits
 from gpt2lab.classroom.submission import touches
 
 pytestmark = pytest.mark.live
@@ -141,3 +142,15 @@ def judge_it(answer):
     (one, same, reads, _, again) = [found[i][0][0][1:] for i in range(5)]
     assert one == same and reads[0] == "FAIL" and "Permission denied" in reads[1], found
     assert one[0] == again[0] == "PASS" and one[1] != again[1], found
+
+
+@pytest.mark.sandboxed
+def test_the_ranks_that_a_closed_server_has_started_reach_each_other(tmp_path):
+    checker = """
+from gpt2lab.lessons import exercises
+def judge_it(answer):
+    return str(exercises.live(answer, ranks=2))
+"""
+    deed = "def deed(rank, world_size):\n    return rank\n"
+    found = judged(checker, deed, [deed], tmp_path, Limits())
+    assert found[0][0][0][1:] == ["PASS", "[0, 1]"], found

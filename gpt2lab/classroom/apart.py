@@ -5,11 +5,12 @@ answer, and then only gets arguments and gives plain values (`values`). Function
 other. Linux lets no process of the same user read or trace judge and checker (PR_SET_DUMPABLE). With the exercise ends
 all that was started for it.
 
-Where a checker starts ranks for an answer, it hands on to them, unread, the functions as the answer's process packs
-them: they run there, and what ranks give is read as what nobody trusts (`untrusted`).
+Where a checker starts ranks for an answer, it hands on to them, unread, the functions and classes as the answer's
+process packs them: they run there, and what ranks give is read as what nobody trusts (`untrusted`).
 
-A checker that hands over what is no plain value (a class to derive from) cannot ask across: then it runs beside the
-answer, which could forge its verdict, for its own exercise only. `judged` says which way.
+What is no plain value, such as an object of an answer's class, stays where it is: a checker lets a function of its own
+run there (`exercises.run_there`), and decides by what this gives. One that hands it over cannot ask across: then it
+runs beside the answer, which could forge its verdict, for its own exercise only. `judged` says which way.
 """
 
 import contextlib
@@ -21,12 +22,14 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache, partial
+from operator import getitem
 
 import psutil
 
 from ..lessons import exercises
 from ..lessons.desk import Desk, defined, titles
-from ..lessons.exercises.guards import frames_closed
+from ..lessons.exercises.guards import frames_closed, guarded, restored
 from ..processes import forkserver
 from ..processes.orphans import adopt, closed_to_others, die_with_parent
 from ..processes.results import untrusted
@@ -39,8 +42,8 @@ SPARE = 2
 """Seconds after which an answer that Python could not stop is killed."""
 WARM = 60
 """Seconds in which a process must be ready on a busy machine."""
-PACKED = "the functions, packed"
-"""The name, which no function has, under which the answer's process gives its functions for ranks."""
+PACKED, RUN = "the functions, packed", "run this"
+"""Names, which no function has, by which an answer's process gives its functions for ranks, and runs one of ours."""
 
 
 def judged(desk: Desk, before: str, answer: str, checks: str, pipe: int) -> tuple[list, bool]:
@@ -52,7 +55,7 @@ def judged(desk: Desk, before: str, answer: str, checks: str, pipe: int) -> tupl
     if {"live", "ranked"} & vars(desk.names.get("exercises", desk)).keys():
         with suppress(OSError, EOFError):  # who asks for ranks will be told why there are none
             forkserver.lend()  # no answer pays for it that the first ranks start slowly
-    for across in (False,) if any(f"class {name}" in before for name in defined(before)) else (True, False):
+    for across in (True, False):
         deed = _ask_across if across else _judge_beside
         with _forked(lambda line, deed=deed: deed(desk, before, answer, checks, line), pipe) as other:
             try:
@@ -75,8 +78,8 @@ class Other:
         self.process, self.line, self.peer, self.over = process, line, Peer(line), ""
 
     def __reduce__(self):
-        """To a rank goes the answer itself."""
-        return OnRank, (self.ask(PACKED, (), {}),)
+        """To a rank go the functions of the answer themselves, by name."""
+        return _on_rank, (self.ask(PACKED, (), {}),)
 
     def ask(self, name: str, args: tuple, kwargs: dict):
         """What its function gives; raises what that raised, and AssertionError with words where the process is over."""
@@ -114,17 +117,28 @@ class Other:
         return AssertionError(self.over)
 
 
-class OnRank:
-    """On a rank, in place of the other process: the functions that it has packed."""
+class Far:
+    """A function or a class of the other process, with the signature of the blank one. To a rank it goes itself."""
 
-    def __init__(self, packed: bytes):
-        if multiprocessing.parent_process() is None:
-            raise NotPlain("a function that asks another process goes to ranks alone")
-        self.names = unpacked(packed)
+    def __init__(self, name: str, blank: Callable, other: Other):
+        self.__name__ = self.__qualname__ = name
+        self.__wrapped__, self.other = blank, other
 
-    def ask(self, name: str, args: tuple, kwargs: dict):
-        """What its function gives."""
-        return self.names[name](*args, **kwargs)
+    def __call__(self, *args, **kwargs):
+        return self.other.ask(self.__name__, args, kwargs)
+
+    def __reduce__(self):
+        return getitem, (self.other, self.__name__)
+
+    def run_there(self, run: Callable, *given):
+        """What `run(it, *given)` gives in the other process."""
+        return self.other.ask(RUN, (packed(run), self.__name__, *given), {})
+
+
+def _on_rank(functions: bytes) -> dict[str, Callable]:
+    if multiprocessing.parent_process() is None:
+        raise NotPlain("a function that asks another process goes to ranks alone")
+    return unpacked(functions)
 
 
 @contextlib.contextmanager
@@ -171,7 +185,7 @@ def _ask_across(desk: Desk, before: str, answer: str, checks: str, line: socket.
         if said:
             return peer.tell(verdicts=[[name, "FAIL", str(said)[:WORDS]] for name in titles(checks)])
         for name in defined(before):
-            given[name] = _far(name, given[name], other)
+            given[name] = Far(name, given[name], other)
 
         def check(name, test, *args, **kwargs):
             status, words = exercises.verdict(test, *args, **kwargs)
@@ -185,17 +199,6 @@ def _ask_across(desk: Desk, before: str, answer: str, checks: str, line: socket.
             peer.tell(unlike=str(error))
 
 
-def _far(name: str, blank: Callable, other: Other) -> Callable:
-    """The function that calls an answer's function of this name; its signature is the blank one's."""
-
-    def far(*args, **kwargs):
-        return other.ask(name, args, kwargs)
-
-    far.__name__ = far.__qualname__ = name
-    far.__wrapped__ = blank
-    return far
-
-
 def _answer(desk: Desk, before: str, answer: str, line: socket.socket) -> None:
     """In a fork of that: define the answer, say so, and call its functions as the checker asks."""
     peer, names = Peer(line, trusted=True), dict(desk.names)
@@ -205,7 +208,17 @@ def _answer(desk: Desk, before: str, answer: str, line: socket.socket) -> None:
         desk.run(answer, names)
     except (Exception, SystemExit) as error:
         peer.tell(ready=f"your cell does not run: {type(error).__name__}: {error}")
+    closed_frames = cache(frames_closed)
+
+    def run(deed: bytes, name: str, *given):
+        said, ours = closed_frames(), guarded()
+        found = exercises.called(partial(unpacked(deed), names[name]), given, "")
+        said += [f"your answer replaces {one}, which judges it. Leave it as it is" for one in restored(ours)]
+        assert not said, said[0]
+        return found
+
     names[PACKED] = lambda: packed({name: names[name] for name in defined(before) if name in names})
+    names[RUN] = run
     peer.tell(ready="")
     while True:
         peer.answer(peer.hear(), names)

@@ -23,13 +23,13 @@ TEXT = 10_000
 """Characters that are told of an error."""
 
 
-def packed(functions: dict) -> bytes:
-    """Functions by name as bytes for ranks, with all that they need from cells."""
+def packed(functions: dict | Callable) -> bytes:
+    """Functions, or functions by name, as bytes for another process, with all that they need from cells."""
     return cloudpickle.dumps(functions)
 
 
-def unpacked(functions: bytes) -> dict:
-    """The same, on a rank: who made them runs there anyway."""
+def unpacked(functions: bytes) -> dict | Callable:
+    """The same, where who made them runs anyway."""
     return cloudpickle.loads(functions)
 
 

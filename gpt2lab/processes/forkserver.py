@@ -8,12 +8,15 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import types
 
 from ..machine.huge_pages import ask_for_huge_pages
 from .orphans import ASKS_TO_END, CLOSED, PARENT, PRELOAD
 
 STARTING = threading.Lock()
+ENDING = 10.0
+"""Seconds that a process server may take to end."""
 _lent = 0  # the process whose server its forks use too
 # rooms that draw, measure or grade, which ranks seldom need
 ONLY_HERE = ("benchmarks", "classroom", "cli", "commands", "plots")
@@ -22,7 +25,7 @@ ONLY_HERE = ("benchmarks", "classroom", "cli", "commands", "plots")
 def context(closed: bool = False):
     """A forkserver, with what it preloads in huge pages; spawn where there is no forkserver (Windows).
 
-    Where it starts `closed`, no process may read or trace it or its ranks.
+    Where it starts `closed`, no process may read or trace it; ranks may read each other.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
@@ -64,11 +67,22 @@ def context(closed: bool = False):
 
 
 def lend() -> None:
-    """See that a closed process server runs, which from now on also starts the ranks of this process's forks."""
+    """See that a closed process server runs, which from now on also starts the ranks of this process's forks.
+
+    One that a fork has made to end refuses, until it has ended and another can start.
+    """
     global _lent
-    ready = context(closed=True).Process(target=loaded, daemon=True)
-    with without_main():
-        ready.start()
+    until = time.monotonic() + ENDING
+    while True:
+        ready = context(closed=True).Process(target=loaded, daemon=True)
+        try:
+            with without_main():
+                ready.start()
+            break
+        except (OSError, EOFError):
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
     ready.join()
     _lent = os.getpid()
 

@@ -33,6 +33,11 @@ def closed_to_others() -> None:
     _ask_linux(PR_SET_DUMPABLE, 0)
 
 
+def open_to_others() -> None:
+    """Other processes of this user may read this one again, which a closed one has forked; a no-op on other systems."""
+    _ask_linux(PR_SET_DUMPABLE, 1)
+
+
 def adopt() -> None:
     """What children of this process leave behind becomes its own child; a no-op on other systems."""
     _ask_linux(PR_SET_CHILD_SUBREAPER, 1)

@@ -25,7 +25,7 @@ from .. import transport
 from ..machine import gpus
 from . import status_board
 from .forkserver import loaded
-from .orphans import ASKS_TO_END, RANKS, STACK, die_with_parent, end_children
+from .orphans import ASKS_TO_END, RANKS, STACK, die_with_parent, end_children, open_to_others
 from .results import pack
 
 HEADER = struct.Struct("<Q")
@@ -88,6 +88,7 @@ def _protect(folder: str, rank: int, pipe: Connection, ends_alone: bool) -> None
     SIGTERM ends a rank only if it `ends_alone`: not where the parent handles that signal, which may reach all of them.
     """
     die_with_parent(signal.SIGKILL)
+    open_to_others()  # ranks open each other's memory, and a closed process server may have forked this one
     for number in ASKS_TO_END:
         signal.signal(number, signal.SIG_IGN)
     if ends_alone:

@@ -17,7 +17,7 @@ from pathlib import Path
 from ...corpus.storage import replacing
 from ..environment import static, unanswered
 from .differences import close, returned
-from .engine import Puzzle, Task, by_chance, called, refuse, scored, sentence, spoken
+from .engine import Puzzle, Task, by_chance, called, refuse, run_there, scored, sentence, spoken
 from .guards import by_hand, closed, frames_closed, guarded, restored, unaided
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "live",
     "refuse",
     "returned",
+    "run_there",
     "scored",
     "sentences",
     "unaided",

@@ -1,6 +1,8 @@
 """Checkers of lesson 09: which version is read, a stash of versions, PipeDream's stages, 2BW, the SSP rule."""
 
 from contextlib import suppress
+from functools import partial
+from inspect import unwrap
 from itertools import accumulate, pairwise, product
 from numbers import Integral
 from unittest.mock import patch
@@ -11,7 +13,7 @@ from ...parallel.pipeline.versions import Stash
 from ...schedules import Cost, Op, simulate
 from ...schedules.asynchronous import free_running, make_stream
 from ..labs import servers_on_arrival as servers
-from . import Puzzle, Task, by_chance, refuse, unaided
+from . import Puzzle, Task, by_chance, refuse, run_there, unaided
 from .watching import memories
 
 SCHEMES = ("ampnet", "pipedream", "pipedream_vertical")
@@ -73,7 +75,7 @@ def _stashed(answer: type) -> dict:
 
     free = lambda *wanted: mine.free(frozenset(wanted))
     deeds = [(update, 1), (update, 2), *((mine.use, n) for n in (0, 2, 1, 0)), (free, 0, 2), (free, 2)]
-    with suppress(KeyError, IndexError, ValueError):
+    with _by_itself(), suppress(KeyError, IndexError, ValueError):
         for what, (do, *given) in zip(
             STEPS, [*deeds, (update, 3, 4), (mine.use, 2), (free, 3, 4)], strict=True
         ):
@@ -85,19 +87,26 @@ def _stashed(answer: type) -> dict:
 steps = Task(
     lambda: {what: _holds(v, n, [n] * 2, [n / 3], 24 * len(v)) for what, (v, n) in STEPS.items()},
     shown={"after": ()},
-    call=_stashed,
+    call=partial(run_there, _stashed),
 )
 
 
 def stash(answer: type, run) -> None:
-    """Exercise: use, push and free of a stash. `run(cls)` gives the claims of a live pipeline that uses it."""
-    with patch.multiple(Stash, push=_inherited, use=_inherited, free=_inherited):
-        steps(answer)
-        by_chance(lambda chance: _many_versions(answer, chance), 4)
-    for claim in run(answer):
+    """Exercise: use, push and free of a stash. `run(cls)` gives the claims of a live pipeline that uses it.
+
+    That one is the lesson's: where an answer has its own, the lesson's runs.
+    """
+    steps(answer)
+    by_chance(lambda chance: _many_versions(answer, chance), 4)
+    for claim in unwrap(run)(answer):
         assert claim.error <= 1e-10, (
             f"on live ranks: {claim.name} differs on rank {claim.rank} ({claim.error:.1e})"
         )
+
+
+def _by_itself():
+    """The package's stash is closed in the block."""
+    return patch.multiple(Stash, push=_inherited, use=_inherited, free=_inherited)
 
 
 def _inherited(*_) -> None:
@@ -108,37 +117,54 @@ def _inherited(*_) -> None:
 
 def _many_versions(answer: type, chance) -> None:
     """Many versions in any order; every number of a version is that version's own."""
-    p = torch.nn.Parameter(torch.zeros(500, dtype=torch.float64))
-    before = memories(4000)
-    mine, used, versions, place = answer([p]), 0, {0}, p.data_ptr()
+    used, versions, deeds = 0, {0}, []
     for kind in ["update"] * 4 + chance.choices(("update", "use", "free"), k=12):
         if kind == "update":
-            mine.use(max(versions))
-            mine.push()
-            used = mine.used = max(versions) + 1
-            p.data.fill_(used)
-            versions.add(used)
+            used = max(versions) + 1
+            versions = versions | {used}
         elif kind == "use":
             used = chance.choice(sorted(versions))
-            mine.use(used)
         else:
             versions = set(chance.sample(sorted(versions), chance.randint(1, len(versions))))
-            mine.free(frozenset(versions))
             used = used if used in versions else max(versions)
-        here, copies = p.detach().unique().tolist(), len(memories(4000) - before)
+        deeds.append((kind, used, versions))
+    for (kind, used, versions), (moved, mine, now, here, copies) in zip(
+        deeds, run_there(_after_each, answer, deeds), strict=True
+    ):
         refuse(
             f"after {kind}",
             {
-                "a graph that was saved reads where the parameter was: copy values into p.data": p.data_ptr()
-                != place,
-                f"versions {sorted(versions)} are here, yours has {sorted(mine.versions)}": mine.versions
-                != versions,
-                f"version {used} is in use, yours is {mine.used}, and holds {here}": (mine.used, here)
-                != (used, [used]),
+                "a graph that was saved reads where the parameter was: copy values into p.data": moved,
+                f"versions {sorted(versions)} are here, yours has {sorted(mine)}": mine != versions,
+                f"version {used} is in use, yours is {now}, and holds {here}": (now, here) != (used, [used]),
                 f"{copies} copies are in memory for {len(versions) - 1} kept versions: what is freed must go": copies
                 >= len(versions),
             },
         )
+
+
+def _after_each(answer: type, deeds: list) -> list[tuple]:
+    """After each deed, until a wrong one: did the parameter move, versions, the one in use, what it holds, copies."""
+    p, found = torch.nn.Parameter(torch.zeros(500, dtype=torch.float64)), []
+    before, place, newest = memories(4000), p.data_ptr(), 0
+    with _by_itself():
+        mine = answer([p])
+        for kind, used, versions in deeds:
+            if kind == "update":
+                mine.use(newest)
+                mine.push()
+                mine.used = used
+                p.data.fill_(used)
+            elif kind == "use":
+                mine.use(used)
+            else:
+                mine.free(frozenset(versions))
+            newest, copies = max(versions), len(memories(4000) - before)
+            seen = p.data_ptr() != place, set(mine.versions), mine.used, p.detach().unique().tolist()
+            found.append((*seen, copies))
+            if seen != (False, versions, used, [used]) or copies >= len(versions):
+                break
+    return found
 
 
 def _updates(old, new, rate: float, steps: int = 1) -> dict:

@@ -219,6 +219,15 @@ def called(answer, given: tuple, words: str, shut: tuple[str, ...] = ()):
         raise AssertionError(said if said.startswith(words) else f"{words}: {said}") from error
 
 
+def run_there(run: Callable, answer, *given):
+    """What `run(answer, *given)` gives, in the process of the answer: what is no plain value need not leave it.
+
+    `given` and what `run` gives must be plain values (`classroom.values`), where that is another process.
+    """
+    there = getattr(answer, "run_there", None)
+    return there(run, *given) if there else run(answer, *given)
+
+
 def sentence(error: BaseException) -> str:
     """What an error says. Where a checker raised it, the answer does not fit."""
     if isinstance(error, AssertionError):

@@ -7,7 +7,7 @@ import torch
 
 from ...ranks import comm
 from ...ranks.mesh import Mesh
-from . import Task, close, live, refuse, returned, scored
+from . import Task, close, live, refuse, returned, run_there, scored
 from .differences import CHANGED, listed, named, randoms
 from .engine import by_chance, called
 from .guards import without_autograd
@@ -28,9 +28,7 @@ def _gated(answer, generator, tokens: int, experts: int, room: int) -> None:
     p = torch.randn(tokens, experts, generator=generator, dtype=torch.float64).mul(2).softmax(-1)
     scores = p.clone().requires_grad_()
     case = f"{tokens} tokens, {experts} experts with room for {room}"
-    found = named("experts", "weights", "kept")(called(answer, (scores, room), case), case)
-    assert torch.equal(scores, p), f"{case}: {CHANGED}"
-    chosen, weights, kept = map(torch.as_tensor, found.values())
+    chosen, weights, kept, learnt = run_there(_routed, answer, p, room, case)
     best = scores.topk(2, -1)
     want = best.values / best.values.sum(-1, keepdim=True)
     assert chosen.shape == (tokens, 2) and torch.equal(chosen, best.indices), (
@@ -42,10 +40,7 @@ def _gated(answer, generator, tokens: int, experts: int, room: int) -> None:
         f"{case}: the two weights of a token add up to {sums.min():.3f}, not to 1; dropping must not change them"
     )
     close(weights, want, f"{case}: the weights")
-    pull = torch.arange(1.0, want.numel() + 1, dtype=want.dtype).view_as(want)
-    gradient = lambda w: torch.autograd.grad((w * pull).sum(), scores, allow_unused=True)
-    (learnt,) = gradient(weights) if weights.requires_grad else (None,)
-    assert learnt is not None and torch.allclose(learnt, *gradient(want)), (
+    assert learnt is not None and torch.allclose(learnt, _pulled(want, scores)), (
         f"{case}: no gradient comes from the weights to the scores, or a wrong one, and the router cannot learn"
     )
     assert kept.shape == (tokens, 2) and kept.dtype == torch.bool, (
@@ -61,6 +56,22 @@ def _gated(answer, generator, tokens: int, experts: int, room: int) -> None:
     assert kept.sum() == right.sum(), f"{case}: {int(right.sum())} choices fit, yours keeps {int(kept.sum())}"
     assert torch.equal(kept[:, 0], right[:, 0]), f"{case}: first choices go first, in the order of the tokens"
     assert torch.equal(kept, right), f"{case}: second choices wait behind *all* first ones, in token order"
+
+
+def _routed(answer, p, room: int, case: str) -> tuple:
+    """Experts, weights and who finds room, and the gradient that comes from the weights to the scores, or None."""
+    scores = p.clone().requires_grad_()
+    found = named("experts", "weights", "kept")(called(answer, (scores, room), case), case)
+    assert torch.equal(scores, p), f"{case}: {CHANGED}"
+    found = [torch.as_tensor(one) for one in found.values()]
+    learnt = _pulled(found[1], scores) if found[1].requires_grad else None
+    return *(one.detach() for one in found), learnt
+
+
+def _pulled(weights, scores):
+    """The gradient of the weights, each times its number from 1 on, at the scores."""
+    pull = torch.arange(1.0, weights.numel() + 1, dtype=weights.dtype).view_as(weights)
+    return torch.autograd.grad((weights * pull).sum(), scores, allow_unused=True)[0]
 
 
 def _served(chosen, experts, room):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ...parallel.boxes import rectangles
 from ..labs.faults import NEW_MACHINE, hours
-from . import Puzzle, Task, live
+from . import Puzzle, Task, live, run_there
 from .differences import is_number, listed
 
 HANGS = (
@@ -100,9 +100,8 @@ def whole_or_absent(answer) -> None:
         _saves(answer, Path(home, "checkpoint"), files, "without any crash")
     for last in range(len(files)):
         with tempfile.TemporaryDirectory() as home:
-            target, (write, begun) = Path(home, "checkpoint"), _writer(last)
-            with contextlib.suppress(_Crash):
-                answer(target, dict(files), write)
+            target = Path(home, "checkpoint")
+            begun = run_there(_crashed, answer, files, str(target), last)
             assert begun, "your function never calls write(file, text), which is what crashes here"
             assert not target.exists(), (
                 f"a crash in file {last + 1} of {len(files)} left a torn folder under the final name"
@@ -204,7 +203,8 @@ def _save_until(number: int, answer, files, target: Path, pipe: int) -> None:
         os._exit(0)
 
 
-def _mended(answer, files, target: Path):
+def _mended(answer, files, target):
+    target = Path(target)
     try:
         answer(target, dict(files), lambda file, text: Path(file).write_text(text))
     except OSError as error:
@@ -216,8 +216,8 @@ def _read(target: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in target.iterdir()} if target.is_dir() else {}
 
 
-def _writer(last: int):
-    """What writes files until number `last`, in which the power fails, and the list of those that it began."""
+def _crashed(answer, files, target: str, last: int) -> int:
+    """How many files a save begins whose power fails in number `last`."""
     begun = []
 
     def write(file: Path, text: str) -> None:
@@ -226,12 +226,14 @@ def _writer(last: int):
         if len(begun) > last:
             raise _Crash
 
-    return write, begun
+    with contextlib.suppress(_Crash):
+        answer(Path(target), dict(files), write)
+    return len(begun)
 
 
 def _saves(answer, target: Path, files: dict[str, str], when: str) -> None:
     """The answer must write the whole folder now."""
-    found = _mended(answer, files, target)
+    found = run_there(_mended, answer, files, str(target))
     assert not isinstance(found, str), f"{when}, what is there already stops the next save: {found}"
     assert target.is_dir(), f"{when} there is no folder of the final name"
     assert found == files, f"{when} the folder should hold {files}, not {found}"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
-from . import Puzzle, Task, by_chance, close, closed, refuse, returned
+from . import Puzzle, Task, by_chance, close, closed, refuse, returned, run_there
 from .guards import without_autograd
 
 parameters = Task(
@@ -87,9 +87,40 @@ def _accumulated(answer, sizes: list[int], before: int):
     """What the micro-batches add to w.grad, which holds `before` when they come; they must pass through autograd."""
     torch.manual_seed(sum(sizes))
     draw = lambda *shape: torch.randn(*shape, dtype=torch.float64)
-    w, micros = draw(3).requires_grad_(), [(draw(n, 3).requires_grad_(), draw(n)) for n in sizes]
-    rows, flowed = sum(sizes), []
-    with _saved() as needed:  # by the largest micro-batch alone
+    w, micros, rows = draw(3), [(draw(n, 3), draw(n)) for n in sizes], sum(sizes)
+    found, flowed, through, needed, held = run_there(_followed, answer, w, micros, before)
+    refuse(
+        f"micro-batches of {sizes} rows",
+        {
+            "w.grad is None: call backward() on each micro-batch's loss": found is None,
+            "no backward() came to w: the gradient has to come from there, not from a formula of yours": (
+                not flowed
+            ),
+            f"backward() came to w {len(flowed)} times: once for each of {len(micros)} micro-batches is enough": (
+                len(flowed) > len(micros)
+            ),
+            f"{held} numbers are kept for backward at once, where the largest micro-batch needs {needed}: "
+            "call backward() before the next micro-batch begins, or nothing is saved": held > needed,
+            "w.grad held a gradient before the first micro-batch, which yours lost: add, do not clear": lambda: (
+                before and torch.allclose(found, _summed(w, micros))
+            ),
+            "what backward() brought is not what w.grad got: leave the adding to backward()": lambda: (
+                not torch.allclose(sum(flowed), found - before)
+            ),
+        },
+    )
+    passed = [
+        grad is not None and torch.allclose(grad, _through(x, y, w, rows))
+        for grad, (x, y) in zip(through, micros, strict=True)
+    ]
+    return found - before, _summed(w, micros), all(passed)
+
+
+def _followed(answer, w, micros: list, before: int) -> tuple:
+    """w.grad, what came to w and to each x, and how many numbers were kept at once: by the largest alone, by all."""
+    w, micros = w.clone().requires_grad_(), [(x.clone().requires_grad_(), y) for x, y in micros]
+    rows, flowed = sum(len(y) for _, y in micros), []
+    with _saved() as needed:
         answer(w.detach().clone().requires_grad_(), [max(micros, key=lambda micro: len(micro[1]))], rows)
     for x, _ in micros:
         x.grad = None
@@ -97,29 +128,10 @@ def _accumulated(answer, sizes: list[int], before: int):
     w.grad = torch.full_like(w, before) if before else None
     with _saved() as held:
         answer(w, list(micros), rows)
-    refuse(
-        f"micro-batches of {sizes} rows",
-        {
-            "w.grad is None: call backward() on each micro-batch's loss": w.grad is None,
-            "no backward() came to w: the gradient has to come from there, not from a formula of yours": (
-                not flowed
-            ),
-            f"backward() came to w {len(flowed)} times: once for each of {len(micros)} micro-batches is enough": (
-                len(flowed) > len(micros)
-            ),
-            f"{held.most} numbers are kept for backward at once, where the largest micro-batch needs {needed.most}: "
-            "call backward() before the next micro-batch begins, or nothing is saved": held.most
-            > needed.most,
-            "w.grad held a gradient before the first micro-batch, which yours lost: add, do not clear": lambda: (
-                before and torch.allclose(w.grad, _summed(w, micros))
-            ),
-            "what backward() brought is not what w.grad got: leave the adding to backward()": lambda: (
-                not torch.allclose(sum(flowed), w.grad - before)
-            ),
-        },
-    )
-    passed = all(x.grad is not None and torch.allclose(x.grad, _through(x, y, w, rows)) for x, y in micros)
-    return w.grad - before, _summed(w, micros), passed
+    found = [
+        None if grad is None else grad.detach() for grad in (w.grad, *flowed, *(x.grad for x, _ in micros))
+    ]
+    return found[0], found[1 : len(flowed) + 1], found[len(flowed) + 1 :], needed.most, held.most
 
 
 def _through(x, y, w, rows: int):
@@ -129,8 +141,8 @@ def _through(x, y, w, rows: int):
 
 def _summed(w, micros):
     """The gradient of the mean over all rows."""
-    x, y = (torch.cat(parts).detach() for parts in zip(*micros, strict=True))
-    return 2 * x.T @ (x @ w.detach() - y) / len(y)
+    x, y = map(torch.cat, zip(*micros, strict=True))
+    return 2 * x.T @ (x @ w - y) / len(y)
 
 
 accumulation = Task(

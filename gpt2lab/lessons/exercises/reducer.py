@@ -10,7 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ...model import GPT2
 from ...ranks import comm
 from ...reference import CONFIG, example_batch, serial_gradients
-from .engine import Task
+from .engine import Task, run_there
 from .ranked import ranked, start_counting
 
 
@@ -123,7 +123,7 @@ def _gradient(name: str) -> torch.Tensor:
     return torch.full(SHAPES[name], float(list(SHAPES).index(name)), dtype=torch.float64)
 
 
-on_a_line = Task(_leaves, shown={"a line": ()}, call=_on_a_line)
+on_a_line = Task(_leaves, shown={"a line": ()}, call=partial(run_there, _on_a_line))
 
 
 def _step_by_step(rank: int) -> list[tuple]:

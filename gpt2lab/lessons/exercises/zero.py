@@ -7,8 +7,8 @@ import torch
 from ...parallel.muon import orthogonalised
 from ...parallel.zero.costs import paper_bytes
 from ...ranks.mesh import Axis
-from .differences import ANY, Most, randoms
-from .engine import Task
+from .differences import ANY, Between, Most, randoms
+from .engine import Task, run_there
 from .guards import PACKAGE
 from .pretended import together
 from .ranked import by_rank, ranked, sent
@@ -64,7 +64,7 @@ def _after(ranks: int, each: int, rate: float, seed: int) -> dict:
     return by_rank(CALLS, [(calls, start - rate * grads.sum(0))] * ranks)
 
 
-def _stepped(answer, ranks: int, each: int, rate: float, seed: int) -> dict:
+def _stepped(answer, ranks: int, each: int, rate: float, seed: int) -> list[tuple]:
     start, grads = _draw(ranks, each, seed)
 
     def on(rank: int, exchange):
@@ -90,7 +90,7 @@ def _stepped(answer, ranks: int, each: int, rate: float, seed: int) -> dict:
 
         return used, answer(start.clone(), grads[rank].clone(), rank, ranks, rate, reduce_scatter, all_gather)
 
-    return by_rank(CALLS, together(on, ranks))
+    return together(on, ranks)
 
 
 step = Task(
@@ -98,7 +98,7 @@ step = Task(
     shown=[(3, 3, 0.5, 1), (2, 4, 0.25, 1)],
     what="{} ranks, each with {} weights, rate {}",
     drawn=lambda chance: (chance.choice((1, 7, 8)), chance.randint(1, 5), 0.1, chance.randint(2, 99)),
-    call=_stepped,
+    call=lambda *given: by_rank(CALLS, run_there(_stepped, *given)),
     count=3,
 )
 """Exercise: one step of ZeRO-1 with plain gradient descent, on pretended ranks that all run the answer."""
@@ -190,8 +190,11 @@ muon_rows = ranked(
     ("its rows, of the matrix of all,", "bytes sent, in sums of small products,"),
     lambda rank, x, ranks: (
         orthogonalised([x], [None], Axis())[0].tensor_split(ranks)[rank],
-        # rings of a number and five products of C x C, uneven
-        Most(2 * (ranks - 1) * 8 * (5 * x.size(1) ** 2 + 1) // ranks + 48),
+        # rings of a number and five products of C x C, uneven; the numbers of one, which is symmetric, at least
+        Between(
+            (ranks - 1) * 8 * x.size(1) ** 2 // ranks,
+            2 * (ranks - 1) * 8 * (5 * x.size(1) ** 2 + 1) // ranks + 48,
+        ),
     ),
     lambda axis, answer, x, ranks: (answer(x.tensor_split(ranks)[axis.rank], axis), sent()),
     lambda x, ranks: ranks,
