@@ -41,6 +41,9 @@ def _ring_backward_on(answer, n: int, words: str, seed: int = 0) -> None:
         )
         sent = sum(event.bytes for event in log)
         assert sent <= best, f"rank {rank} sent {sent} bytes; k, v and two gradients once round are {best}"
+        assert sent >= best // (2 * n) or rank == n - 1, (
+            f"rank {rank} sent {sent} bytes; its k and v, which later ranks need, are {best // (2 * n)}"
+        )
         blocks = flops / block
         assert blocks <= rank + 1, (
             f"rank {rank} computes the products of {blocks:g} blocks, and sees {rank + 1}: skip what is masked"
