@@ -285,7 +285,8 @@ CALLS = [  # of the other rooms
 ]  # fmt: skip
 ODD = (0, -1, 2.5, math.nan, math.inf, 10**18, "x", "", None, [], object())
 OURS = re.compile(
-    r"([Uu]se |Leave it out|Name |Give |Ask for |Did you mean |It may say |must be |There are |Add |Cut |Write |List |allow more )"
+    "([Uu]se |Leave it out|Name |Give |Ask for |Did you mean |It may say |must be |There are |Add |Cut |Write |List |"
+    "allow more )"
 )
 ALWAYS = {  # what is taken besides usual values, whoever has such an argument
     "comm=0", "compute=0", "dropout=0", "elements=0", "flops=0", "iterations=0", "last=0", "layouts=[]",
