@@ -377,7 +377,7 @@ LEFT_OUT = {  # what is left out: where, the right text, the wrong one, a plan
         (Walk._arrive, "self.start_sum(0)  # the positions'", "pass  #",
          "pp=4,dp=2,micro=4,schedule=interleaved,zero=3"),
     "a first half's own gradients wait":
-        (Walk._blocks, "kept_between(self.share, position, rows, tokens, done) if half else 0", "0",
+        (Walk._blocks, "self.kept_between(position, rows, tokens, done) if half else 0", "0",
          "pp=2,dp=2,micro=4,schedule=zb_h1,zero=3,recompute=on"),
     "a head of tensor ranks waits with its part of the words":
         (kept.kept_between, "kept_for_weights(n, c, layers, words) + more - whole) // plan.tp",
