@@ -141,7 +141,7 @@ class Watch:
 
     def _blame_dead(self, rank: int) -> None:
         process, states = self.pool.members[rank].process, self._states(time.monotonic())
-        process.join(0.5)
+        process.join(5 if self.pool.is_dying(rank) else 0.5)  # a busy server tells its exit code late
         everyone = [member.process for member in self.pool.members]  # also those that had answered
         ended = wait([p.sentinel for p in everyone], 0)  # with their server gone, all at once
         if len(ended) == len(everyone) and {p.exitcode for p in everyone} == {LOST}:

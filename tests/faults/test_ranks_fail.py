@@ -133,6 +133,19 @@ def test_a_rank_that_dies_is_named_not_its_innocent_peers(how, words, ename):
         assert "all_reduce #1 on axis 'dp'" in str(error)
 
 
+def leave_while_the_server_sleeps(rank, world_size):
+    if rank == 1:
+        server = os.getppid()
+        subprocess.Popen(["sh", "-c", f"sleep 1.5; kill -CONT {server}"])
+        os.kill(server, signal.SIGSTOP)
+        os._exit(3)
+    time.sleep(100)
+
+
+def test_an_exit_code_that_is_told_late_is_waited_for():
+    assert "rank 1 left with exit code 3" in str(failure(leave_while_the_server_sleeps, ranks=2))
+
+
 def takes_long_to_die(rank, world_size, seconds):
     """The main thread of rank 1 ends by itself, which others see; its process is killed later."""
     axis = Mesh(dp=world_size)["dp"]
