@@ -187,6 +187,10 @@ CASES = {  # answer, checker, what is said (PASS), whether across (True)
     "a judge that is replaced there":
         ("import torch\ndef f(x): torch.allclose = lambda *_: True", "run_there(lambda f: f(3), f)",
          "FAIL your answer replaces torch.allclose"),
+    "many calls there":
+        ("def f(x): return x",
+         "from gpt2lab.lessons.exercises import unaided\n    run = lambda f: unaided(f, 'torch.nn')(1)\n"
+         "    assert sum(run_there(run, f) for _ in range(12)) == 12"),
     "what is no plain value there":
         ("def f(x): return object()", "run_there(lambda f: f(3), f)", "FAIL cannot be judged: a object is no plain"),
     "no definition": ("1 / 0", "f(1)", "FAIL your cell does not run: ZeroDivisionError"),

@@ -35,7 +35,6 @@ from cheats import (
 
 from gpt2lab.classroom import NOTEBOOKS, lessons_named
 from gpt2lab.classroom.sandbox import Limits, run_judge
-from gpt2lab.classroom.submission import touches
 from gpt2lab.lessons.answers import exercises, setup
 from gpt2lab.lessons.desk import Desk, defined, split
 from gpt2lab.lessons.exercises.engine import SEED, Task
@@ -155,10 +154,7 @@ def cheats(lesson: Lesson, exercise) -> tuple[str, dict[str, str], dict[str, tup
 
 
 def table(number: str) -> dict[str, dict[str, tuple]]:
-    """(status, words) of every cheat, by exercise and cheat; (N/A, why) for one that does not apply.
-
-    An answer that is judged beside its checker can ask it: then the teacher's report marks it (marked, what it names).
-    """
+    """(status, words) of every cheat, by exercise and cheat; (N/A, why) for one that does not apply."""
     lesson, job, places, found = Lesson(number), [], {}, {}
     for exercise in exercises(lesson.of):
         body, checks = split(exercise.cell.solved())
@@ -179,10 +175,8 @@ def table(number: str) -> dict[str, dict[str, tuple]]:
         assert "broke" not in step, step
         if "end" in step:
             title, of = names[step["end"]]
-            status, words = step["verdicts"][0][1:]
-            beside = status == "PASS" and not step["apart"] and of[0] in CALLED
-            marks = touches(list(places)[step["end"]][1]) if beside else ()
-            found[title] |= dict.fromkeys(of, ("marked", " ".join(marks)) if marks else (status, words))
+            assert step["apart"] or step["verdicts"][0][1] != "PASS", f"{title} is judged beside its checker"
+            found[title] |= dict.fromkeys(of, tuple(step["verdicts"][0][1:]))
     for ranks in lesson.ranks.values():
         ranks.close()
     return found
@@ -192,8 +186,6 @@ def table(number: str) -> dict[str, dict[str, tuple]]:
 def test_no_cheat_passes_and_what_is_right_does(lesson):
     for title, row in table(lesson.name[:2]).items():
         passed = {name for name, (status, *_) in row.items() if status == "PASS"}
-        live = row["unread message"][0] != "N/A"
-        passed |= {name for name, (status, *_) in row.items() if live and status == "marked"}
         assert passed == {"first run", "control"}, (
             title,
             {n: row[n] for n in ("first run", "control", *passed)},

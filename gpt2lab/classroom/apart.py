@@ -9,8 +9,8 @@ Where a checker starts ranks for an answer, it hands on to them, unread, the fun
 process packs them: they run there, and what ranks give is read as what nobody trusts (`untrusted`).
 
 What is no plain value, such as an object of an answer's class, stays where it is: a checker lets a function of its own
-run there (`exercises.run_there`), and decides by what this gives. One that hands it over cannot ask across: then it
-runs beside the answer, which could forge its verdict, for its own exercise only. `judged` says which way.
+run there (`exercises.run_there`), and decides by what this gives. One that hands it over runs beside the answer, which
+could forge its verdict, for its own exercise only. `judged` says which way.
 """
 
 import contextlib
@@ -22,14 +22,13 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache, partial
 from operator import getitem
 
 import psutil
 
 from ..lessons import exercises
 from ..lessons.desk import Desk, defined, titles
-from ..lessons.exercises.guards import frames_closed, guarded, restored
+from ..lessons.exercises.guards import frames_closed
 from ..processes import forkserver
 from ..processes.orphans import adopt, closed_to_others, die_with_parent
 from ..processes.results import untrusted
@@ -55,8 +54,7 @@ def judged(desk: Desk, before: str, answer: str, checks: str, pipe: int) -> tupl
     if {"live", "ranked"} & vars(desk.names.get("exercises", desk)).keys():
         with suppress(OSError, EOFError):  # who asks for ranks will be told why there are none
             forkserver.lend()  # no answer pays for it that the first ranks start slowly
-    for across in (True, False):
-        deed = _ask_across if across else _judge_beside
+    for across, deed in ((True, _ask_across), (False, _judge_beside)):
         with _forked(lambda line, deed=deed: deed(desk, before, answer, checks, line), pipe) as other:
             try:
                 other.hear(WARM)
@@ -208,17 +206,12 @@ def _answer(desk: Desk, before: str, answer: str, line: socket.socket) -> None:
         desk.run(answer, names)
     except (Exception, SystemExit) as error:
         peer.tell(ready=f"your cell does not run: {type(error).__name__}: {error}")
-    closed_frames = cache(frames_closed)
 
     def run(deed: bytes, name: str, *given):
-        said, ours = closed_frames(), guarded()
-        found = exercises.called(partial(unpacked(deed), names[name]), given, "")
-        said += [f"your answer replaces {one}, which judges it. Leave it as it is" for one in restored(ours)]
-        assert not said, said[0]
-        return found
+        return exercises.called(exercises.without_frames(unpacked(deed)), (names[name], *given), "")
 
-    names[PACKED] = lambda: packed({name: names[name] for name in defined(before) if name in names})
-    names[RUN] = run
+    ours = lambda: {name: names[name] for name in defined(before) if name in names}
+    names |= {RUN: run, PACKED: lambda: packed(ours())}
     peer.tell(ready="")
     while True:
         peer.answer(peer.hear(), names)

@@ -152,16 +152,16 @@ def live(fn, *args, ranks: int, what: str = ""):
 
 
 def without_frames(fn):
-    """`fn` for ranks, which give an answer no frame of its checker."""
+    """`fn` for the process of an answer, which gives that one no frame of its checker."""
     return partial(_without_frames, fn)
 
 
-def _without_frames(fn, rank, world_size, *args):
+def _without_frames(fn, *given):
     said, before = frames_closed(), guarded()
-    found = fn(rank, world_size, *args)
+    found = fn(*given)
     assert not said, said[0]
     replaced = restored(before)
-    assert not replaced, f"your answer replaces {replaced[0]} on its rank. Leave it as it is"
+    assert not replaced, f"your answer replaces {replaced[0]}, which judges it. Leave it as it is"
     return found
 
 

@@ -3,7 +3,7 @@
 import sys
 import threading
 from contextlib import contextmanager
-from functools import cached_property, wraps
+from functools import cache, cached_property, wraps
 from pathlib import Path
 from types import FunctionType
 
@@ -96,10 +96,17 @@ def watched(watch):
 def frames_closed() -> list[str]:
     """For good, in this process: code outside LIBRARIES that asks for a frame gets an AssertionError instead.
 
-    It would read its checker's variables there. Returns the list of all that was asked for, which grows: an answer may
+    It would read its checker's variables there. Returns the list of all that is asked for from now on: an answer may
     catch what is raised. A signal's handler is given its frame unasked.
     """
-    said, asking = [], threading.local()
+    _lists_of_asked().append(said := [])
+    return said
+
+
+@cache
+def _lists_of_asked() -> list[list[str]]:
+    """The lists to write into. One hook for all: several would ask for a frame in turn because another has."""
+    lists, asking = [], threading.local()
 
     def hook(event: str, given: tuple) -> None:
         name = given[1] if event == "object.__getattr__" else event
@@ -109,13 +116,15 @@ def frames_closed() -> list[str]:
         asking.now = True
         try:
             if _asked_by_an_answer(sys._getframe(1)):
-                said.append(f"{name} is closed here: an answer does not look into its checker")
-                raise AssertionError(said[0])
+                words = f"{name} is closed here: an answer does not look into its checker"
+                for said in lists:
+                    said.append(words)
+                raise AssertionError(words)
         finally:
             del asking.now
 
     sys.addaudithook(hook)
-    return said
+    return lists
 
 
 def _asked_by_an_answer(frame) -> bool:
