@@ -174,14 +174,9 @@ def _loss_on_a_rank(axis, answer, parts, targets) -> tuple:
 
 def _loss_right(rank: int, parts, targets) -> tuple:
     ranks = len(parts)
-    few = (
-        2 * 5 * len(targets) * 8 * (ranks - 1) // ranks
-    )  # all-reduces of five numbers a token; logits are more
-    return (
-        F.cross_entropy(torch.cat(parts, 1), targets, reduction="sum").item(),
-        Between(8, few),
-        parts[rank],
-    )
+    few = 2 * 5 * len(targets) * 8 * (ranks - 1) // ranks  # five numbers a token summed; logits are more
+    loss = F.cross_entropy(torch.cat(parts, 1), targets, reduction="sum").item()
+    return loss, Between(8, few), parts[rank]
 
 
 vocabulary_loss = ranked(
