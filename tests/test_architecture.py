@@ -2,12 +2,12 @@
 
 import ast
 import inspect
-import io
 import re
-import tokenize
 from collections import Counter
 from functools import cache
 from pathlib import Path
+
+from code_lines import counted, syntax
 
 import gpt2lab.plan  # noqa: F401
 from gpt2lab import model as model_module
@@ -191,32 +191,16 @@ OVER = {
 }  # too large today: these may only shrink
 
 
-BLANK = {
-    getattr(tokenize, kind)
-    for kind in ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENCODING", "ENDMARKER")
-}
-
-
-def syntax(text: str) -> int:
-    """How many tokens of Python: comments, line ends, indents and docstrings are none."""
-    count, before = 0, tokenize.NEWLINE
-    for kind, *_ in tokenize.generate_tokens(io.StringIO(text).readline):
-        begins = before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
-        count += kind not in BLANK and not (begins and kind == tokenize.STRING)
-        before = before if kind in (tokenize.COMMENT, tokenize.NL) else kind
-    return count
-
-
 def elsewhere() -> dict[str, tuple[int, int]]:
     """(lines, tokens) of what is read as code beside the package; of toml and js all words and marks are tokens."""
     sources = [cell for path in ROOT.glob("notebooks/src/*.py") for cell in read_lesson(path).cells]
     cells = [cell.solved() for cell in sources if cell.kind == "code" and "wrong" not in cell.tags]
     tests = [path.read_text() for path in ROOT.glob("tests/**/*.py")]
     others = [p.read_text() for end in ("toml", "js") for p in PACKAGE.rglob(f"*.{end}")]
-    marks = lambda text: len(re.findall(r"\w+|[^\w\s]", text))
+    marks = lambda text: re.findall(r"\w+|[^\w\s]", text)
     every = ("code cells", cells, syntax), ("tests", tests, syntax), ("toml and js", others, marks)
     height = lambda text: len(text.splitlines())
-    return {name: (sum(map(height, texts)), sum(map(count, texts))) for name, texts, count in every}
+    return {name: (sum(map(height, texts)), sum(len(of(t)) for t in texts)) for name, texts, of in every}
 
 
 def test_rooms_stay_within_their_budgets():
@@ -227,7 +211,7 @@ def test_rooms_stay_within_their_budgets():
     lines, tokens = Counter(), Counter()
     for name, path in zip(NAMES, FILES, strict=True):
         text, r = path.read_text(), room(name) if "/" in name else "the root"
-        lines[r], tokens[r] = lines[r] + text.count("\n"), tokens[r] + syntax(text)
+        lines[r], tokens[r] = lines[r] + text.count("\n"), tokens[r] + len(syntax(text))
     for count in (lines, tokens):
         count |= {"core": sum(count[r] for r in CORE), "the package": count.total()}
     rows = [(r, n, tokens[r]) for r, n in lines.most_common()] + [(r, *n) for r, n in elsewhere().items()]
@@ -305,6 +289,19 @@ def test_the_readme_maps_every_room_of_the_package():
         r for r in rooms if not r.startswith("__") and f"{r}{'' if r.endswith('.py') else '/'}" not in README
     ]
     assert not missing, missing
+
+
+def test_the_readme_says_how_many_lines_a_reader_opens():
+    """Printed (pytest -s), so that a change of the code is a change of one number."""
+    said = README.split("**Small where you read.**")[1].split("<!-- end -->")[0]
+    words, table = said.split("<!-- lines -->")
+    rows = [row.split("|")[2:4] for row in table.splitlines() if "`" in row]
+    number = re.search(r"([\d,]+) lines", words)[1]
+    rows.append((words[words.index(number) : words.index("Beside")], number))
+    for paths, lines in rows:
+        files = [PACKAGE / path for path in re.findall(r"`([\w./]+)`", paths)]
+        print(f"{counted(*files):6,} {lines.strip():>6} {paths}")
+        assert f"{counted(*files):,}" == lines.strip(), paths
 
 
 MADE_BY = {  # pages of the repository where it is published
