@@ -3,6 +3,7 @@
 import gc
 import signal
 from collections import Counter
+from pathlib import Path
 
 import no_address_parser  # noqa: F401
 import pytest
@@ -11,13 +12,15 @@ import torch
 from hypothesis import settings
 from sandboxed import pytest_pyfunc_call, pytest_terminal_summary  # noqa: F401
 from warm import Pools
+from xdist.scheduler import LoadFileScheduling
 
 from gpt2lab.processes.launch import Ranks
 
 ROTATE = ("live", "mutant", "browser", "rotates")
 """The marks of tests that run on one day of seven (`tiers`)."""
 LONG = ("test_every_cheat", "test_exercises", "test_handed_in")
-"""Files that begin first, so that no worker is left alone with one at the end; then those with many tests."""
+"""Files whose tests begin first, one by one, so that no worker is left alone with a file at the end: they share
+nothing. Then come the files with many tests."""
 START = Ranks._living_pool
 
 # The same examples in every run, and no clock: what fails here fails for everybody.
@@ -37,6 +40,18 @@ def pytest_configure(config):
         "sandboxed: needs a system that can cut answers off; elsewhere asserts the sentence that says so",
     ):
         config.addinivalue_line("markers", line)
+
+
+class ByFile(LoadFileScheduling):
+    """A worker gets a file at a time, of the long ones a test."""
+
+    def _split_scope(self, nodeid):
+        file = super()._split_scope(nodeid)
+        return nodeid if Path(file).stem in LONG else file
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return ByFile(config, log)
 
 
 def pytest_collection_modifyitems(config, items):

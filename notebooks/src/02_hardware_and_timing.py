@@ -21,7 +21,7 @@ import torch
 
 from gpt2lab import Ranks, launch, transport
 from gpt2lab.algorithms import ring
-from gpt2lab.lessons import explore, show, show_source, table
+from gpt2lab.lessons import explore, predict, show, show_source, table
 from gpt2lab.lessons.exercises import check
 from gpt2lab.lessons.exercises import hardware as exercises
 from gpt2lab.lessons.labs import clocks as lab
@@ -131,8 +131,8 @@ for rank, (same, switch, around) in enumerate(four.run(adding_switch)):
 # %% [markdown]
 # ### What cores share
 #
-# Think first: do two cores multiply matrices twice as fast as one? Do they also copy twice as fast? Every rank here is
-# a process with one thread; all measure at the same moment.
+# Do two cores multiply matrices twice as fast as one? Do they also copy twice as fast? Every rank here is a process
+# with one thread; all measure at the same moment.
 
 
 # %%
@@ -175,7 +175,7 @@ show(
 # A core multiplies faster than memory feeds it. *Machine balance* is the ratio: how many operations it could do for
 # each byte that it touches. A product of n x n matrices does n/6 operations for each byte (2n³ on 3n² numbers of 4
 # bytes), adding two vectors 1/12. Left of the balance memory decides, right of it arithmetic, and where the work is
-# small the call itself. Think first: which products are limited by what?
+# small the call itself.
 
 # %% tags=["measured"]
 show(
@@ -307,6 +307,9 @@ for n, ranks in ((2, two), (4, four)):
 # The same run has both. Here is one that was published, 24.7 times faster on 112 cores (the appendix has its table):
 
 # %%
+guess = predict("The same problem on 1,024 cores: how many times faster than on one?", unit="times")
+
+# %%
 p = 112
 f = metrics.karp_flatt(24.7, p)
 g = f / (f + (1 - f) / p)
@@ -318,6 +321,7 @@ table(
     [(p, f"{metrics.amdahl(f, p):.1f}", f"{metrics.gustafson(g, p):.1f}") for p in (112, 224, 448, 1024)],
     ["workers", "the same problem (Amdahl)", "a problem that grows (Gustafson)"],
 )
+guess.beside(metrics.amdahl(f, 1024), "computed")
 
 # %% [markdown]
 # From 112 workers on the two part: the same problem ends at 1 / f = 31.
