@@ -21,7 +21,11 @@ GUARDS = (
     "no report before the group is destroyed",
     "a full disk is not explained",
 )
-BUGS = {bug.kind: bug for bug in planted() if bug.kind in GUARDS}
+
+
+@pytest.fixture(scope="module")
+def bugs():
+    return {bug.kind: bug for bug in planted() if bug.kind in GUARDS}
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +36,12 @@ def copy():
 
 
 @pytest.mark.parametrize("what", GUARDS)
-def test_without_the_guard_its_test_fails(copy, what):
+def test_without_the_guard_its_test_fails(bugs, copy, what):
     if what == "gloo chooses the network" and {name for _, name in socket.if_nameindex()} <= {"lo", "lo0"}:
         pytest.skip("this machine has no network to choose but loopback")
-    assert copy.try_out(BUGS[what], [BUGS[what].killer]) == ("killed", BUGS[what].killer)
+    assert copy.try_out(bugs[what], [bugs[what].killer]) == ("killed", bugs[what].killer)
 
 
-def test_with_all_guards_these_tests_pass_in_the_copy(copy):
-    nothing = replace(BUGS[GUARDS[0]], wrong=BUGS[GUARDS[0]].right)
-    assert copy.try_out(nothing, sorted({bug.killer for bug in BUGS.values()})) == ("lives", "")
+def test_with_all_guards_these_tests_pass_in_the_copy(bugs, copy):
+    nothing = replace(bugs[GUARDS[0]], wrong=bugs[GUARDS[0]].right)
+    assert copy.try_out(nothing, sorted({bug.killer for bug in bugs.values()})) == ("lives", "")

@@ -5,6 +5,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -110,10 +111,13 @@ def planted() -> list[Mutant]:
         if text.count(right) != 1:
             raise ValueError(f"{file} has changed: {right!r} is not there once. {what}")
         start = text.index(right)
-        function = _around(ast.parse(text), line := text.count("\n", 0, start) + 1)
+        function = _around(_parsed(text), line := text.count("\n", 0, start) + 1)
         edit = start, start + len(right), right, bug["wrong"]
         found.append(Mutant(file, function, line, what, *edit, bug.get("killer", "")))
     return found
+
+
+_parsed = cache(ast.parse)
 
 
 def _around(tree: ast.AST, line: int) -> str:
