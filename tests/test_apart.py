@@ -202,6 +202,7 @@ CASES = {  # answer, checker, what is said (PASS), whether across (True)
 }  # fmt: skip
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", CASES)
 def test_a_checker_sees_across_what_it_would_see_beside_the_answer(name):
     sees(*CASES[name])
@@ -238,6 +239,7 @@ def sees(answer, test, said="PASS", across=True):
     assert found[0] == status and words in found[1] and found[2] == across, found
 
 
+@pytest.mark.rotates
 def test_what_an_answer_leaves_running_ends_with_its_exercise_and_an_endless_one_with_its_time(monkeypatch):
     mark = str(10**6 + os.getpid())
     deed = f"subprocess.Popen(['sleep', '{mark}'], start_new_session=True)"

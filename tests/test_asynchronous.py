@@ -62,6 +62,7 @@ def a_stream(name, p, batches, k, active):
     return make_stream(name, p, batches, max(k, p) if name == "2bw" else k, active)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", SCHEMES)
 @given(**SIZES, active=ACTIVE)
 @QUICK
@@ -83,6 +84,7 @@ def test_every_operation_reads_a_version_that_is_there_and_none_is_kept_too_long
         assert made == batches
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", SCHEMES)
 @given(p=st.integers(1, 6), k=st.integers(1, 7), active=ACTIVE)
 @QUICK

@@ -143,6 +143,7 @@ MEANS = {  # what is taken at the edges; each means something, which the option'
 }  # fmt: skip
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", [*(name for name in cli.COMMANDS if name != "cluster"), *BENCHMARKS])
 def test_every_number_of_every_command_is_taken_at_its_edges_or_refused(name, folder, capsys, monkeypatch):
     command, _, benchmark = name.partition(" ")

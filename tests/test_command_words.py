@@ -167,6 +167,7 @@ def test_what_answers_at_once_imports_no_torch(tmp_path):
     assert "gpt2lab generate --model gpt2." in no_run
 
 
+@pytest.mark.rotates
 def test_a_rank_that_runs_a_lesson_s_answer_loads_no_pictures():
     """Ten times what starting the rank takes."""
     code = "import sys, gpt2lab.lessons.exercises.meshes; print('matplotlib' in sys.modules)"

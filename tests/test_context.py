@@ -95,6 +95,7 @@ def attention_of_shards(table, q, k, v, grad, window, tile, order=1):
     return outputs
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("window", [None, 0, 3, 20])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_merged_blocks_equal_whole_attention_forward_and_backward(name, window):

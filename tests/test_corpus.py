@@ -187,6 +187,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.rotates
 def test_memory_does_not_grow_with_the_text(tmp_path):
     """Twelve MB of text, whose tokens alone would be 100 MB as Python numbers, within 10 MB: 200 MB hold no more."""
     text = tmp_path / "long.txt"

@@ -181,6 +181,7 @@ def test_a_pipe_that_nobody_writes_or_reads_is_waited_for_by_no_command(line, he
     assert said.endswith(("Use another file.\n", "Use another name.\n"))
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     ("words", "status"),
     [(["schedule"], 0), (["schedule", "nothing"], 2), ([], 0), (["schedule", "--help"], 0)],

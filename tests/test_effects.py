@@ -240,6 +240,7 @@ EFFECTS = {
 }  # fmt: skip
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", EFFECTS)
 def test_an_option_changes_the_run(name, nano):
     assert losses(**{name: EFFECTS[name]}) != losses()
@@ -262,6 +263,7 @@ def test_validation_is_on_five_batches_of_the_other_split(nano, monkeypatch):
     assert [n for split, n in seen if split == "train"] == [0, 1]
 
 
+@pytest.mark.rotates
 def test_accumulate_makes_so_many_micro_batches(nano):
     assert replace(BASE, accumulate=2).the_plan().micro == 2
     assert losses(accumulate=2) == pytest.approx(losses(), rel=1e-9)

@@ -139,6 +139,7 @@ def test_a_list_of_tensors_that_want_a_gradient_has_a_digest():
     assert engine.digest([], [made]) == engine.digest([], [[[1, 1], [1, 1, 1]]])
 
 
+@pytest.mark.rotates
 def test_what_is_known_is_said_by_a_wrong_answer_of_its_lesson():
     for number, mistakes in json.loads(engine.KNOWN.read_text()).items():
         (path,) = Path("notebooks/src").glob(f"{number}_*.py")

@@ -101,6 +101,7 @@ def test_the_wheel_brings_the_texts_and_the_command(fresh, tmp_path):
     assert "handout" in called(fresh, fresh.parent / "gpt2lab", "--help", folder=tmp_path)
 
 
+@pytest.mark.rotates
 def test_every_file_of_the_package_that_is_no_program_is_in_the_wheel(fresh):
     (there,) = fresh.parents[1].glob("lib/python*/site-packages/gpt2lab")
     files = [path.relative_to(ROOT / "gpt2lab") for path in ROOT.glob("gpt2lab/**/*") if path.is_file()]

@@ -92,6 +92,7 @@ def text(cell):
     return "".join(output.get("text", "") for output in cell.outputs)
 
 
+@pytest.mark.rotates
 def test_students_get_blanks_and_teachers_solutions(built):
     student, solution = notebook(built).cells, notebook(built, "solutions").cells
     assert BLANK in student[2].source and "return 1" not in student[2].source
@@ -107,6 +108,7 @@ def test_measured_cells_are_ignored_by_nbval_and_prints_are_merged(built):
     assert len(cells[4].outputs) == 1 and text(cells[4]) == "first\nsecond\nthird\n"
 
 
+@pytest.mark.rotates
 def test_a_second_build_gives_the_same_bytes(built):
     paths = sorted(built.rglob("*.ipynb"))
     before = [path.read_bytes() for path in paths]
@@ -406,6 +408,7 @@ def test_a_name_that_is_set_again_below_its_explorer_is_found():
     assert changed_below(["explore(lambda n: rows[n], n=[1])", cells[3]]) == [("rows", "rows = []")]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     "typed, lessons", [("--nbval notebooks/solutions", 21), ("--nbval-lax notebooks", 21)]
 )

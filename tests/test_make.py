@@ -146,6 +146,7 @@ def test_what_does_not_exist_is_refused_with_what_does(checkout):
     assert done.returncode == 2 and done.stdout == "TODAY=7 is no day. Use 0 to 6, or all.\n"
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize(
     "budget, said, code", [(200, "ok", 0), (60, "over its budget", 0), (20, "FAILED", 1)]
 )
@@ -157,6 +158,7 @@ def test_a_part_over_its_budget_says_so_and_fails_at_three_times_as_much(checkou
     assert done.returncode == code and said in done.stdout.splitlines()[-2]
 
 
+@pytest.mark.rotates
 def test_seconds_of_processes_that_outlive_their_parent_are_counted(checkout):
     busy = "import time\nwhile time.process_time() < 1: pass"
     busy = (

@@ -165,6 +165,7 @@ def not_pytorchs(symptoms):
         return {p for p in pieces if p not in sources and library.find(p.encode()) < 0}
 
 
+@pytest.mark.rotates
 def test_pytorchs_words_are_pytorchs_own():
     assert not_pytorchs(SYMPTOMS) == set()
     assert not_pytorchs(SYMPTOMS.replace("Timed out waiting", "Timed out here")) == {"Timed out here"}

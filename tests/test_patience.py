@@ -76,6 +76,7 @@ def impatient(monkeypatch):
     monkeypatch.delenv("GPT2LAB_STATIC", raising=False)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", LONG)
 def test_what_takes_long_says_so(name, impatient, capsys):
     LONG[name]()

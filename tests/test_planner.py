@@ -184,6 +184,7 @@ def test_small_products_run_below_the_rate():
 # --- placement
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("seed", range(12))
 def test_branch_and_bound_finds_what_brute_force_finds(seed):
     count, devices = (10, 2) if seed < 2 else (6, 3)
@@ -331,6 +332,7 @@ def every_piper_plan(graph, devices, options):
         yield from rest(frozenset(), devices, count)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("layers", range(1, 11))
 @pytest.mark.parametrize("memory", [60, 1e9])
 def test_piper_is_as_good_as_exhaustive_search_on_chains(layers, memory):
@@ -367,6 +369,7 @@ CONFIG = GPT2Config(vocab_size=37, n_positions=12, n_layer=1, n_head=4, n_embd=2
 KINDS = {"sample": ["batch"] * 4, "attribute": ["seq"] * 4, "parameter": ["vocab", "heads", "ff", "vocab"]}
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_what_a_cut_sends_is_what_the_partitioned_program_sends(ranks):
     """By formula and counted; the head's program also sums its loss, one number."""
@@ -432,6 +435,7 @@ def test_delta_simulation_equals_full_simulation_and_times_fewer_jobs(seed):
     assert few < all_
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("seed", [0, 3, 4, 7, 16])
 def test_no_search_beats_the_exhaustive_one_and_alpa_reaches_it(seed):
     problem = random_problem(seed)
@@ -457,6 +461,7 @@ def test_no_search_beats_the_exhaustive_one_on_any_blocks(seed):
     assert PLANNERS["MCMC (FlexFlow)"].plan(problem).seconds == pytest.approx(best.seconds)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("seed", range(4))
 def test_alpa_reaches_the_exhaustive_one_under_a_memory_limit(seed):
     for memory in (16_000, 8_000, 3_000):

@@ -86,6 +86,7 @@ def test_brute_force_finds_nothing_better(everything, least):
     assert parallelize(CONFIG, FOUR, asked).tried < {"time": 500, "memory": 500, "devices": 800}[least]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("least", choose.LEAST)
 def test_the_next_best_meets_the_goal_too(least):
     asked = replace(GOAL, memory=800_000, seconds=0.06, least=least)
@@ -108,12 +109,14 @@ def test_what_no_plan_fits_into_or_is_fast_enough_for_is_said_and_brute_force_ag
     assert asked(replace(GOAL, seconds=1.01 * fastest, least="devices")).prediction.seconds <= 1.01 * fastest
 
 
+@pytest.mark.rotates
 def test_a_plan_is_compared_with_one_rank_which_cannot_win():
     assert any(
         reason.startswith("one rank takes 3.91 times") for reason in parallelize(CONFIG, FOUR, GOAL).reasons
     )
 
 
+@pytest.mark.rotates
 def test_none_of_the_front_is_beaten_and_every_plan_is_beaten_or_in_it(everything):
     every = [choose.PricedPlan(plan, p) for plan, p in everything.items()]
     front = pareto(every)

@@ -153,13 +153,14 @@ def test_mutant_is_killed(bug, check):
 
 
 def test_parts_add_up_and_the_log_stays():
+    comm.clear_log()
     comm.log.append(Event("all_reduce", "dp", 1, 1, 0.0, 1.0))
     found = run("dp=2,tp=2", rank=3)
     assert found.place == {"pp": 0, "dp": 1, "cp": 0, "tp": 1}
     assert found.held == sum(found.parts.values())
     assert found.sent == {axis: sums for axis, sums in found.sent.items() if axis in ("tp", "dp+cp", "world")}
     assert [(e.op, e.axis) for e in comm.log] == [("all_reduce", "dp")]
-    comm.log.clear()
+    comm.clear_log()
 
 
 @pytest.mark.parametrize("text", ["dp=2,zero=3,micro=2", "pp=2,tp=2,micro=2,recompute=on"])

@@ -337,6 +337,7 @@ def test_a_timeline_has_a_key_unless_all_it_could_say_is_other():
     assert [text.get_text() for text in key("other", "forward").get_texts()] == ["forward", "other"]
 
 
+@pytest.mark.rotates
 def test_rooms_show_the_whole_package_and_no_line_crosses_a_box():
     fig = rooms()
     ax = fig.axes[0]

@@ -50,6 +50,7 @@ def without_prefix_and_with_masks(tensors):
     return plain | masks | more
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("change", [lambda t: t, without_prefix_and_with_masks])
 def test_what_transformers_writes_is_read_exactly(folder, change):
     path, theirs = folder

@@ -373,6 +373,7 @@ def test_a_row_that_is_off_by_a_quarter_has_a_reason_and_no_other_row_has_one():
     assert all(abs(r.error()) < 0.23 for r in FITTED)
 
 
+@pytest.mark.rotates
 def test_what_the_command_says_of_its_clock_is_what_the_rows_say():
     off = [abs(r.error()) for r in UNSEEN]
     on = {kind: [r.error() for r in UNSEEN if r.cluster == kind] for kind in ("h100x64", "v100x64")}

@@ -344,6 +344,7 @@ def test_a_published_name_is_taken():
     assert make("ZB-H1", 2, 2) == make("zb_h1", 2, 2)
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", NAMES)
 def test_64_ranks_and_512_micro_batches_are_generated_whole(name):
     seconds = []
@@ -419,6 +420,7 @@ def test_the_command_charges_recomputation(capsys):
         assert f"makespan      {end}\n" in capsys.readouterr().out
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("name", NAMES)
 def test_every_schedule_has_a_figure(name):
     timeline = simulate(make(name, 3, 6))

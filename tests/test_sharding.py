@@ -440,6 +440,7 @@ def test_one_long_matrix_is_best_cut_along_one_dimension():
     assert found / 4 == products.least(64, 4, 4, 4) == 12
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("ranks", [4, 8, 12])
 def test_no_grid_is_below_either_bound(ranks):
     cube = sizes(24, 24, 24)

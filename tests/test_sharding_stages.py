@@ -50,6 +50,7 @@ def test_the_graph_becomes_a_link_for_each_part_of_the_model():
 SIZES = [(7, 11, 1, 24, 37), (2, 8, 1, 8, 37), (8, 8, 1, 8, 200), (3, 5, 1, 12, 9)]
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_the_dynamic_program_equals_brute_force(sizes):
     one = chain(*sizes)
@@ -73,11 +74,13 @@ def test_many_tokens_cut_the_batch_few_cut_the_weights():
     assert mlps(7, 16) == {("batch",)} and mlps(7, 4) == {("ff",)}
 
 
+@pytest.mark.rotates
 def test_a_large_vocabulary_is_cut_where_the_blocks_are_not():
     first = chain(8, 8, 1, 8, 370).recursive("x")[0]
     assert first == [("vocab",), ("batch",), ("batch",), ("vocab",)]
 
 
+@pytest.mark.rotates
 def test_the_cost_of_a_chain_is_what_the_whole_program_sends():
     one = chain(2, 11)
     (choices,) = one.recursive("x")
@@ -89,6 +92,7 @@ def test_the_cost_of_a_chain_is_what_the_whole_program_sends():
     assert bytes_of_all(one.program(choices, LINE)) == one.cost(choices, LINE)
 
 
+@pytest.mark.rotates
 def test_the_price_of_a_mixed_chain_is_above_what_its_program_sends_and_hides_a_better_one():
     one, batch_only = chain(), [("batch",)] * 6
     mixed = [("ff",) if n in (2, 4) else ("batch",) for n in range(6)]

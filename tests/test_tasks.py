@@ -353,6 +353,7 @@ def latest(graph):
     return order[::-1]
 
 
+@pytest.mark.rotates
 def test_the_graph_is_right_least_and_honest():
     tasks = made()
     assert check.races(tasks.graph) == [] and check.needless(tasks.graph) == []
@@ -373,6 +374,7 @@ def test_tasks_and_edges_grow_with_the_blocks_of_tokens(layers):
         assert len(list(graph.edges())) == (25 * layers + 12) * blocks + 10 * layers + 4
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("elements", [0, 7, 100, 1000])
 def test_blocks_of_the_update_change_no_bit(elements):
     want, tasks = made(), made(replace(SMALL, updates=elements))

@@ -45,6 +45,7 @@ def steps_of(run) -> list[int]:
     return [checkpoint.look(folder)[0]["step"] for folder in checkpoint.all_in(run)]
 
 
+@pytest.mark.rotates
 def test_from_an_older_checkpoint_a_run_goes_on_in_a_folder_of_its_own(run, capsys):
     """Its newest checkpoint, the oldest in the run's folder, was deleted there as soon as it had been written."""
     before = files(run)
@@ -57,6 +58,7 @@ def test_from_an_older_checkpoint_a_run_goes_on_in_a_folder_of_its_own(run, caps
     assert f"validation loss {read_log(new)[-1]['val']:.3f}" in said
 
 
+@pytest.mark.rotates
 def test_the_newest_checkpoint_goes_on_in_its_run_by_whatever_name(run, monkeypatch):
     (run.parent / "last").symlink_to(run / checkpoint.name(4))
     assert resumed(run.parent / "last", "--steps", "5") == 0 and steps_of(run)[-1] == 5
@@ -73,6 +75,7 @@ def test_who_is_stopped_at_once_is_told_what_the_folder_holds(run, capsys):
     assert capsys.readouterr().out == said
 
 
+@pytest.mark.rotates
 def test_a_run_goes_on_with_the_options_with_which_it_was_trained_last(run, capsys):
     """The line that is printed when a run is stopped says `--resume` and no option."""
     assert resumed(run, "--steps", "6", "--lr", "0.01", "--no-cosine") == 0
@@ -94,6 +97,7 @@ def test_fewer_steps_than_there_are_are_refused(run, capsys):
     assert files(run.parent) == before
 
 
+@pytest.mark.rotates
 def test_a_resumed_benchmark_writes_nothing(run, capsys):
     before = files(run.parent)
     assert resumed(run, "--steps", "6", "--bench") == 0
@@ -101,6 +105,7 @@ def test_a_resumed_benchmark_writes_nothing(run, capsys):
     assert files(run.parent) == before
 
 
+@pytest.mark.rotates
 def test_what_a_run_had_logged_after_its_checkpoint_counts_no_more(run):
     shutil.rmtree(run / checkpoint.name(4))  # as if it had been killed while it saved
     assert resumed(run, "--steps", "3") == 0
@@ -118,6 +123,7 @@ with folders.occupied(Path(sys.argv[1])):
 """
 
 
+@pytest.mark.rotates
 def test_one_process_trains_in_a_folder(run, capsys):
     """Two deleted each other's checkpoints and wrote into one log. Who is killed keeps nobody out."""
     before = files(run)

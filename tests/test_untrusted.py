@@ -386,6 +386,7 @@ def test_a_damaged_older_state_does_not_stop_a_save(copy):
     assert checkpoint.best(copy.parent) == copy
 
 
+@pytest.mark.rotates
 @pytest.mark.parametrize("started", ["module", "command"])
 def test_the_command_imports_nothing_from_the_current_folder(started, tmp_path):
     """A student's torch.py, or a file that somebody has left there.
