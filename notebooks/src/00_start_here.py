@@ -855,7 +855,8 @@ print(f"counted in a ring:  {launch(ring_bytes, ranks=2)[0]:,} bytes, of one ste
 # ## Read on
 #
 # - Stanford CS336 2024, lecture 8: the same subjects as one program that you step through; it has errors that you
-#   will find in lessons 04 to 07.
+#   will find in lessons 04 to 07. The list *What's missing?* that ends its edition of 2025 (attention, more overlap,
+#   what a compiler does from a sharding) is lessons 01, 04 to 11 and 14 here.
 # - Zhang, Zheng, Li & Stoica, ICML 2022 tutorial *Big Model*: the map of strategies that this series follows.
 # - Li et al. 2020, *PyTorch Distributed*: what `DistributedDataParallel` does with the sum that you wrote here.
 #
