@@ -67,6 +67,9 @@ def lint() -> int:
 
 def tests() -> int:
     """Everything that is no notebook and needs no browser: unit tests, live ranks, faults, mutants."""
+    if tiers.today() != "all" and not LESSON and (left := tiers.close(tiers.changed())[1]):
+        names = (path.removeprefix("tests/").removesuffix(".py") for path in left)
+        print("closer files run whole, these what is of today:", *names, flush=True)
     return pytest(*(tiers.tests_of_lesson(LESSON) if LESSON else ["tests"]), *WORKERS, marks="not browser")
 
 

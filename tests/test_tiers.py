@@ -42,12 +42,6 @@ def test_the_tests_of_all_days_are_those_of_everything(file):
         assert len(every) <= sum(map(len, by_day)) < len(DAYS) * len(every)
 
 
-def rotates(path):
-    """Whether some test of a file may rotate."""
-    text = (tiers.ROOT / path).read_text()
-    return "mutants/" in path or any(word in text for word in ("pools", "mark.live", "mark.rotates"))
-
-
 @pytest.mark.parametrize("day", DAYS)
 def test_of_the_bugs_made_by_hand_each_day_sees_nearly_all_by_the_test_that_is_named_alone(monkeypatch, day):
     files = tomllib.loads((tiers.ROOT / "tests/power/planted.toml").read_text())
@@ -56,7 +50,7 @@ def test_of_the_bugs_made_by_hand_each_day_sees_nearly_all_by_the_test_that_is_n
         monkeypatch.setattr(tiers, "changed", lambda file=file: {file})
         for what, killer in ((what, bug["killer"]) for what, bug in bugs.items()):
             path = killer.split("::")[0]
-            left += [] if tiers.runs(path, killer, rotates(path), day) else [what]
+            left += [] if tiers.runs(path, killer, tiers.may_rotate(path), day) else [what]
     assert len(left) <= 0.03 * sum(map(len, files.values())), left
 
 
@@ -86,6 +80,19 @@ def test_what_is_edited_or_imports_what_is_edited_is_touched(monkeypatch):
         tiers.touched("tests/test_zero.py") >= 100 > tiers.touched("tests/mutants/test_tensor_mutants.py") > 0
     )
     assert not tiers.touched("tests/test_tiers.py")
+
+
+def test_of_files_of_tests_the_closest_run_whole_and_the_others_are_told(monkeypatch):
+    first, left = tiers.close(frozenset({"gpt2lab/ranks/comm.py", "tests/test_zero.py"}))
+    assert first[0] == "tests/test_zero.py" and "tests/test_comm.py" in first[1:4]
+    assert len(first) == tiers.FILES + 1 and left and not set(first) & set(left)
+    changed = {"gpt2lab/ranks/comm.py"}
+    assert all(not changed.isdisjoint(tiers.near(path)) for path in left)
+    assert tiers.close(frozenset({"README.md"})) == ([], [])
+    monkeypatch.setattr(tiers, "changed", lambda: changed)
+    late = next(path for path in left if not tiers.shares(path))
+    assert [tiers.runs(late, "a", True, day) for day in DAYS].count(True) == 1
+    assert all(tiers.runs("tests/test_comm.py", "a", True, day) for day in DAYS)
 
 
 @pytest.mark.parametrize("number, file", [("07", "tests/test_pipeline.py"), ("09", "tests/test_context.py")])

@@ -4,7 +4,7 @@ Tests that start ranks or a browser, tests marked `rotates`, mutants, wrong answ
 seven parts, TODAY=0..6; the table of equality and the other files of `DAILY` do not, nor does the rest. A commit takes
 the day after its parent's, so seven commits see everything; TODAY=all leaves nothing out, and is what CI runs. Without
 TODAY in the environment (a test called by hand) nothing is left out either. Changed is what differs from the parent
-commit: the last commit and files that are not committed yet.
+commit: the last commit and files that are not committed yet; the closest files of tests to it run whole (`close`).
 """
 
 import ast
@@ -22,6 +22,7 @@ DAILY = ("equivalence/test_equal", "test_refused", "test_comm", "test_transport"
 """Files that start ranks on every day: the table of equality, refusals, calls. Over gloo, where only the messages
 differ, they rotate as well."""
 MOST = 5  # lessons that run because a module changed that they import, the most direct
+FILES = 30  # of the files of tests so many
 
 
 def git(*words: str) -> list[str]:
@@ -60,13 +61,20 @@ def runs(path: str, test: str, rotates: bool, day: str | None = None) -> bool:
     daily = path.removeprefix("tests/").removesuffix(".py") in DAILY
     daily &= os.environ.get("GPT2LAB_BACKEND") != "gloo"
     turn = path if shares(path) else test
-    return daily or not rotates or drawn(turn, day) or not changed().isdisjoint(near(path))
+    return daily or not rotates or drawn(turn, day) or path in close(frozenset(changed()))[0]
 
 
 @cache
 def shares(path: str) -> bool:
     """Whether a file makes something once for all of its tests."""
     return 'scope="module"' in (ROOT / path).read_text()
+
+
+@cache
+def may_rotate(path: str) -> bool:
+    """Whether some test of a file may rotate."""
+    text = (ROOT / path).read_text()
+    return "mutants/" in path or any(word in text for word in ("pools", "mark.live", "mark.rotates"))
 
 
 @cache
@@ -105,6 +113,33 @@ def near(path: str) -> frozenset[str]:
     """A test file, what it imports, and what that imports: a change there is seen best from here."""
     first = imported(path)
     return frozenset([path, *first, *(file for one in first for file in imported(one))])
+
+
+@cache
+def close(changed: frozenset[str]) -> tuple[list[str], list[str]]:
+    """The files of tests that changed or are closest to what did, and those that wait for their day.
+
+    A file is closest that has the name of what changed, or of its room; then that which imports little besides.
+    """
+    words = {word for file in changed for word in Path(file).with_suffix("").parts[1:]} - {
+        "parallel",
+        "mutants",
+    }
+
+    def closeness(path: str) -> tuple[bool, bool, float, bool]:
+        name = Path(path).stem.removeprefix("test_")
+        named = any(f"{name}_".startswith(f"{word}_") for word in words)
+        direct, whole = (
+            imported(path) & changed,
+            [file for file in imported(path) if file.startswith("gpt2lab")],
+        )
+        return path in changed, named, len(direct) / max(1, len(whole)), not changed.isdisjoint(near(path))
+
+    every = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py"))
+    found = [path for path in every if may_rotate(path) and any(closeness(path))]
+    found.sort(key=closeness, reverse=True)
+    own = sum(path in changed for path in found)
+    return found[: own + FILES], found[own + FILES :]
 
 
 def touched(path: str) -> int:
