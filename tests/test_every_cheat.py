@@ -171,7 +171,7 @@ def table(number: str) -> dict[str, dict[str, tuple]]:
                 job.append((len(job), (split(exercise.cell.blank())[0], answer(body, text), checks)))
     names = [(title, of) for (title, _), of in places.items()]
     given = {"lesson": lesson.of.name, "setup": setup(lesson.of), "answers": job}
-    for step in run_judge(given, Limits(seconds=60)):
+    for step in run_judge(given, Limits(seconds=180)):
         assert "broke" not in step, step
         if "end" in step:
             title, of = names[step["end"]]
