@@ -3,6 +3,7 @@
 import os
 import time
 import zlib
+from multiprocessing import Pipe
 from types import SimpleNamespace
 
 import pytest
@@ -145,6 +146,20 @@ def test_in_a_call_that_keeps_no_host_a_rank_waits_for_those_that_are_in_another
     sums = lambda rank, number: [Activity(rank, time.monotonic(), 1, "all_reduce", "dp", (1 - rank,), number)]
     said = deadlock.states(Records(sums(0, 2), sums(1, theirs)), [0, 1], (), time.monotonic())
     assert ("for rank 1" in said[0]) == waits
+
+
+def test_a_rank_that_has_ended_is_dead_though_its_pipe_is_open():
+    """A process that it has started may keep it so."""
+    (pipe, kept), (ended, its_end), (output, silent) = Pipe(duplex=False), os.pipe(), os.pipe()
+    os.close(its_end)
+    member = SimpleNamespace(rank=0, pipe=pipe, output=output, process=SimpleNamespace(sentinel=ended))
+    found = Watch(SimpleNamespace(members=[member], held_up=lambda rank: 0.0), 1.5, print)
+    found._listen()
+    assert [*found.dead] == [0]
+    kept.close()
+    pipe.close()
+    for end in (ended, output, silent):
+        os.close(end)
 
 
 def test_a_rank_that_only_lost_a_peer_is_no_cause():
