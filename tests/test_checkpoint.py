@@ -297,7 +297,9 @@ def test_the_exported_model_is_the_same_from_every_plan(saved, tmp_path):
         models[plan] = huggingface.load(tmp_path / "out", torch.float64).state_dict()
         direct = huggingface.load(folder, torch.float64).state_dict()
         assert all(torch.equal(direct[n], t) for n, t in models[plan].items())
-    for found in models.values():
+    one = trainer()
+    checkpoint.load(saved["serial"][0], one)
+    for found in (one.parallel.weights(), *models.values()):
         for n, t in models["serial"].items():
             assert (found[n] - t).abs().max() <= 1e-12
 
@@ -503,6 +505,14 @@ def test_a_full_disk_is_one_sentence_on_every_rank_and_costs_nothing(tmp_path):
             assert "checkpoint-0000002 could not be written: No space left on device (rank 1)." in said
     assert [f.name for f in tmp_path.iterdir()] == ["checkpoint-0000001"]
     assert checkpoint.read_state(tmp_path / "checkpoint-0000001")["step"] == 1
+
+
+def test_what_is_flushed_is_closed_again(tmp_path):
+    with open(os.devnull) as lowest:
+        free = lowest.fileno()
+    checkpoint.save(trainer(), tmp_path)
+    with open(os.devnull) as lowest:
+        assert lowest.fileno() == free
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):

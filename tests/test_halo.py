@@ -106,12 +106,12 @@ def exchange(rank, world_size, tokens, before, after, way, name="contiguous"):
     table = layout(name, tokens, world_size)
     share = Share(table, axis, before)
     labels = torch.tensor(share.mine, dtype=torch.float64)
-    x = torch.stack((labels, 100 + labels), -1)[None].requires_grad_()  # (1, t, 2)
-    wide = halo.halo_exchange(x, share, before, after, dim=1, way=way)
+    x = torch.stack((labels, 100 + labels), -1)[:, None, None].requires_grad_()  # (t, 1, 1, 2)
+    wide = halo.halo_exchange(x, share, before, after, dim=0, way=way)
     generator = torch.Generator().manual_seed(rank)
     y = torch.randn(wide.shape, dtype=torch.float64, generator=generator)
     wide.backward(y)
-    return [t[0, :, 0].tolist() for t in (wide, x.grad, y)]
+    return [t[:, 0, 0, 0].tolist() for t in (wide, x.grad, y)]
 
 
 @pytest.mark.parametrize("way", halo.WAYS)

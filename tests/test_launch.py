@@ -218,9 +218,10 @@ def test_a_pool_restarts_its_ranks_after_a_failure(pool):
 
     with pytest.raises(RankFailed, match="KeyError"):
         pool.run(fail)
+    assert not pool.alive
     after = pool.run(lambda rank, _: os.getpid())
     assert not set(before) & set(after)
-    assert pool.run(total, factor=2)[0][3] == 12
+    assert pool.alive and pool.run(total, factor=2)[0][3] == 12
 
 
 def test_every_rank_has_one_thread_and_a_ready_group(pool):

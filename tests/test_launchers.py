@@ -119,6 +119,14 @@ def test_a_rank_that_loses_the_others_says_in_which_call_and_whom(how, tmp_path)
         assert SAID[how] in ranks[0].communicate(timeout=60)[1].splitlines()[-1]
 
 
+def test_a_rank_that_no_rank_0_answers_says_where_it_has_asked(monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    here, (port,) = launchers.Launched("Slurm", 1, 2, 1, 2), free_ports(1)
+    words = f"rank 1 on .* waited 0.2 s at 127.0.0.1:{port}, and no rank 0 answered .Connection refused"
+    with pytest.raises(TimeoutError, match=words):
+        meeting.open_store(here, "127.0.0.1", port, 0.2)
+
+
 @pytest.mark.parametrize("why", ["is damaged: it is not the text", "Another process is training in"])
 def test_what_a_launcher_s_ranks_cannot_do_as_typed_ends_with_2_on_each(why, tmp_path):
     """A folder that another process trains in, which only rank 0 notices; a damaged checkpoint."""

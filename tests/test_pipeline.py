@@ -79,6 +79,18 @@ def test_ranks_hold_and_send_exactly_what_the_schedule_says(pools, name):
     assert total == messages(name, 4, 8) * 9 * 11 * 16 * 8 // (8 * schedule.slices)  # b T C float64 a message
 
 
+def messages_of_an_evaluation(rank, world_size):
+    """Only one that was waited for is in the log."""
+    trainer = trainer_by("pp=2,micro=3")
+    comm.clear_log()
+    trainer.evaluate([example_batch(CONFIG, 7, 11)])
+    return comm.traffic().get(("send", "pp"), (0, 0, 0))[2]
+
+
+def test_an_evaluation_waits_for_all_that_it_sends(pools):
+    assert pools[2].run(messages_of_an_evaluation) == [3, 0]
+
+
 def test_a_paced_run_takes_its_set_times_and_hops(pools):
     cost = Cost(0.02, 0.01, 0.03, hop=0.05)
     found = pools[2].run(parts, "zb_h1", 3, SMALL, engine_options=[("pace", cost)])

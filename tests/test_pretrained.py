@@ -120,6 +120,7 @@ REFUSED = [  # what is done to the folder, and what is said
     (lambda p: reconfigure(p, layer_norm_epsilon=1e-6), "layer_norm_epsilon = 1e-06"),
     (lambda p: reconfigure(p, scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx"),
     (lambda p: reconfigure(p, tie_word_embeddings=False), "tie_word_embeddings"),
+    (lambda p: reconfigure(p, n_layer=99), "makes a model of 716,496 parameters, and the files"),
     (lambda p: reconfigure(p, n_inner=7), "an MLP of width 7; this GPT-2's is 4 x 24"),
     (cut_off, "model.safetensors is cut off or not a safetensors file"),
     (lambda p: (p / "model.safetensors").unlink(), "model.safetensors is missing"),

@@ -46,6 +46,7 @@ from gpt2lab.ranks.mesh import Axis, Mesh
 from gpt2lab.run import Options
 from gpt2lab.schedules import check, from_csv, make
 from gpt2lab.schedules.asynchronous import make_stream
+from gpt2lab.schedules.phases import v_placement
 from gpt2lab.schedules.registry import NAMES
 from gpt2lab.sharding import cost, named, operators, propagate
 from gpt2lab.sharding.capture import capture
@@ -164,7 +165,7 @@ CALLS = [
         lambda: comm.all_reduce(X, "dp"), lambda: comm.barrier("dp"), lambda: comm.all_to_all([X, X], "dp"))),
     *((lambda call=call: call(X, PAIR, dim=1), "dim=1 is no dimension of a tensor of shape (4,). Use 0 to 0.")
       for call in (comm.all_gather, comm.reduce_scatter, comm.scatter_to)),
-    (lambda: comm.all_gather(torch.tensor(1.0), PAIR), "shape (). Use x.view(1)."),
+    (lambda: comm.all_gather(torch.tensor(1.0), PAIR), "dim=0 is no dimension of a tensor of shape (). Use x.view(1)."),
     (lambda: comm.scatter(X, PAIR, sizes=[1, 1]), "do not cut length 4 into 2 parts"),
     (lambda: comm.scatter_to(X, PAIR, 0, [1, 1]), "do not cut length 4 into 2 parts"),
     (lambda: comm.reduce_scatter(X, PAIR, 0, [4]), "do not cut length 4 into 2 parts"),
@@ -220,6 +221,7 @@ CALLS = [
     (lambda: make("chimaera", 4, 8), "Did you mean chimera"),
     (lambda: make("1f1b", 4, 8, chunks=2), "no option 'chunks'. It takes no options"),
     *[(partial(make, name, 0, 8), "stages = 0: a pipeline needs at least 1") for name in NAMES],
+    (lambda: v_placement(0), "stages = 0: a pipeline needs at least 1. Use stages = 1 or more"),
     *[(partial(make, name, 4, 0), "micro-batches = 0: a pipeline needs at least 1") for name in NAMES],
     (lambda: from_csv("0X0"), "'0X0' is not an operation"),
     (lambda: from_csv("\n"), "There is no operation"),

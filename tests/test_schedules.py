@@ -363,7 +363,8 @@ def test_pytorch_notation_with_idle_slots_and_joint_blocks_is_read():
 
 
 def test_an_empty_line_is_an_idle_rank_and_slices_are_said_once():
-    assert from_csv("0F0,0B0\n\n1F0,1B0\n\n").placement == (0, 2)
+    idle = from_csv("0F0,0B0\n\n1F0,1B0\n\n")
+    assert idle.placement == (0, 2) and [idle.peak(rank) for rank in range(3)] == [1, 0, 1]
     sliced = make("terapipe", 2, 2, slices=3)
     bare = "\n".join(to_csv(sliced).splitlines()[1:])
     assert from_csv(bare, slices=3) == from_csv(to_csv(sliced), slices=3) == sliced

@@ -1,13 +1,17 @@
 """What ranks write on the status board, and what their parent makes of it: no ranks, only their records."""
 
+import os
 import time
+import zlib
+from multiprocessing import Pipe
 from types import SimpleNamespace
 
 import pytest
 
 from gpt2lab.processes import deadlock, status_board
 from gpt2lab.processes.failure import RankFailed
-from gpt2lab.processes.status_board import Activity, Board
+from gpt2lab.processes.pool import Pool
+from gpt2lab.processes.status_board import SLOTS, Activity, Board
 from gpt2lab.processes.watch import Watch
 
 LONG_AGO = 60.0  # seconds
@@ -36,6 +40,20 @@ def test_an_old_call_is_not_announced_over_a_newer_one(board):
     assert status_board.enter("irecv", "dp", (1,), 1, instead=first) == first + 1
     assert status_board.enter("isend", "dp", (1,), 2, instead=first) == first
     assert board.read(0).op == "irecv"
+
+
+def test_a_channel_counts_its_calls(board):
+    status_board.announce("the axis dp", 7, "all_reduce (4,)", "dp", ())
+    assert board.begun(0, zlib.crc32(b"the axis dp")) == 7
+
+
+def test_a_note_over_which_another_is_written_while_it_is_read_is_not_believed(board, monkeypatch):
+    board.note(5, b"this one")
+    assert board.noted(0, 5) == "this one"
+    right = status_board.struct.unpack_from
+    late = lambda *args: (board.note(5 + SLOTS, b"64 calls later"), right(*args))[1]
+    monkeypatch.setattr(status_board.struct, "unpack_from", late)
+    assert board.noted(0, 5) is None
 
 
 class Records:
@@ -117,12 +135,31 @@ def test_a_rank_that_has_no_core_is_not_stuck():
     watch(works, held=LONG_AGO)._check_progress()
 
 
+def test_a_process_has_no_core_for_a_part_of_the_seconds_that_there_were():
+    pool = SimpleNamespace(members=[SimpleNamespace(process=SimpleNamespace(pid=os.getpid()))])
+    assert 0 <= Pool.held_up(pool, 0) < time.monotonic()
+
+
 @pytest.mark.parametrize(("theirs", "waits"), [(2, False), (1, True)])
 def test_in_a_call_that_keeps_no_host_a_rank_waits_for_those_that_are_in_another(theirs, waits):
     """So it is on GPUs: nobody counts which calls of a channel have begun."""
     sums = lambda rank, number: [Activity(rank, time.monotonic(), 1, "all_reduce", "dp", (1 - rank,), number)]
     said = deadlock.states(Records(sums(0, 2), sums(1, theirs)), [0, 1], (), time.monotonic())
     assert ("for rank 1" in said[0]) == waits
+
+
+def test_a_rank_that_has_ended_is_dead_though_its_pipe_is_open():
+    """A process that it has started may keep it so."""
+    (pipe, kept), (ended, its_end), (output, silent) = Pipe(duplex=False), os.pipe(), os.pipe()
+    os.close(its_end)
+    member = SimpleNamespace(rank=0, pipe=pipe, output=output, process=SimpleNamespace(sentinel=ended))
+    found = Watch(SimpleNamespace(members=[member], held_up=lambda rank: 0.0), 1.5, print)
+    found._listen()
+    assert [*found.dead] == [0]
+    kept.close()
+    pipe.close()
+    for end in (ended, output, silent):
+        os.close(end)
 
 
 def test_a_rank_that_only_lost_a_peer_is_no_cause():

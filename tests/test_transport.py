@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,10 @@ from transport_edges import CHECKS, RANKS, examine
 
 from gpt2lab import Ranks, kept, transport
 from gpt2lab.machine import memory as watched
-from gpt2lab.transport.engine import ProgressEngine, Request
-from gpt2lab.transport.memory import SLOTS, Memory
-from gpt2lab.transport.stream import VIEWS, Incoming, Need, Outgoing, Slot
+from gpt2lab.transport.engine import CHECK_EVERY, ProgressEngine, Request
+from gpt2lab.transport.memory import NOTE, SLOTS, TOKEN, WORD, Memory
+from gpt2lab.transport.moves import SMALL, all_reduce
+from gpt2lab.transport.stream import VIEWS, Incoming, Need, Outgoing, Slot, StreamEnds
 
 pytestmark = [
     pytest.mark.live,
@@ -257,6 +259,7 @@ def test_a_wait_ends_when_it_was_asked_to_and_the_call_goes_on(three):
             text, _ = caught(lambda: handle.wait(timedelta(seconds=0.2)))
             store.set("rank 0 has lost its patience", text)
         handle.wait()
+        assert handle.is_success()
         return text, total.tolist()
 
     (text, _), *_ = found = three.run(work)
@@ -319,6 +322,41 @@ def come(call):
             assert transport.semaphores.take(next(call).semaphore)
     except StopIteration as end:
         return end.value
+
+
+def test_every_part_of_the_memory_has_a_place_of_its_own_and_every_semaphore_is_initialised():
+    descriptor, prepared, ranks = os.memfd_create("test"), [], range(3)
+    memory = Memory(descriptor, len(ranks))
+    os.close(descriptor)
+    with planted(transport.semaphores, "prepare", lambda right: prepared.append):
+        memory.prepare(bytes(TOKEN))
+    pairs = [memory.pair(w, r, messages) for w in ranks for r in ranks for messages in (False, True)]
+    assert {*prepared} == {*map(memory.wakeup, ranks), *(at for pair in pairs for at in pair[:2])}
+    slots = [slot for w in ranks for r in (None, *ranks) for slot in memory.slots(w, r)]
+    parts = [(0, TOKEN), *((slot.data_ptr() - memory.base, len(slot)) for slot in slots)]
+    parts += [(at - memory.base, transport.semaphores.SIZE) for at in prepared]
+    parts += [part for pair in pairs for part in ((pair.wanted, WORD), (pair.notes, SLOTS * NOTE))]
+    parts = [*sorted(parts), (memory.size, 0)]
+    assert parts[0] == (0, TOKEN) and all(at + size <= after for (at, size), (after, _) in pairwise(parts))
+
+
+def test_a_driver_sleeps_where_nobody_has_woken_it_and_one_look_answers_all_who_have():
+    memory, engine = rank_0_of(2)
+    bell, slept, engine._spin = memory.wakeup(0), [], 0.0
+    with planted(transport.semaphores, "wait", lambda right: lambda *args: slept.append(args)):
+        engine._sleep()
+        assert slept == [(bell, CHECK_EVERY)]
+        for _ in range(2):
+            transport.semaphores.post(bell)
+        engine._sleep()
+    assert len(slept) == 1 and not transport.semaphores.take(bell)
+
+
+def test_a_large_sum_tells_how_large_it_is():
+    """What a rank that calls it with another length compares."""
+    memory, _ = rank_0_of(3)
+    next(all_reduce(StreamEnds(memory, 0), 3, torch.ones(SMALL), torch.add))
+    come(Incoming(memory, 0, 1, messages=False).next(4 * SMALL, kind=3))
 
 
 def test_a_writer_asks_to_be_woken_only_while_it_waits():

@@ -1,6 +1,7 @@
 """Disks that are full, read-only or damaged, for real: one sentence says so, and nothing that was saved is lost."""
 
 import errno
+import io
 import os
 import shutil
 import subprocess
@@ -186,26 +187,23 @@ def one_sentence(capfd) -> str:
     return line
 
 
-def test_a_log_entry_that_does_not_fit_leaves_no_torn_line(tmp_path, monkeypatch):
+@pytest.mark.parametrize("before", [[], [{"step": 1, "loss": 2.0}]], ids=["the first", "another"])
+def test_a_log_entry_that_does_not_fit_leaves_no_torn_line(before, tmp_path, monkeypatch):
     from gpt2lab import run
 
-    log = tmp_path / "log.jsonl"
-    run._append(log, {"step": 1, "loss": 2.0})
-
-    class Full:
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
+    class Full(io.FileIO):
+        def write(self, text):
+            super().write(text[:5])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        def write(self, text):
-            with log.open("a") as file:
-                file.write(text[:5])
-
-    monkeypatch.setattr(run, "open", lambda *_: Full(), raising=False)
+    log = tmp_path / "log.jsonl"
+    for entry in before:
+        run._append(log, entry)
+    held = b"".join(map(Path.read_bytes, tmp_path.iterdir()))
+    monkeypatch.setattr(run, "open", Full, raising=False)
     with pytest.raises(checkpoint.CannotSave, match="log.jsonl could not be written: No space left on dev"):
         run._append(log, {"step": 2, "loss": 1.0})
+    assert log.read_bytes() == held
     monkeypatch.undo()
     run._append(log, {"step": 2, "loss": 1.0})
-    assert [e["step"] for e in run.read_log(tmp_path)] == [1, 2]
+    assert run.read_log(tmp_path) == [*before, {"step": 2, "loss": 1.0}]
