@@ -52,9 +52,9 @@ def table(mutants) -> None:
             f"{room:12} {said['killed']:4} of {tried:4} killed   {dict(said - Counter(killed=said['killed']))}"
         )
     for mutant in mutants:
-        said = known.get(mutant.name, ("",))[0]
+        said, why = known.get(mutant.name, ("", ""))
         if said not in ("", "killed"):
-            print(f"{said:12} {mutant.name} (line {mutant.line})")
+            print(f"{said:12} {mutant.name} (line {mutant.line})", f": {why}" * bool(why))
 
 
 def main() -> int:

@@ -23,7 +23,10 @@ RESULTS = Path(__file__).parent / "results.tsv"
 
 
 def results() -> dict[str, tuple[str, str]]:
-    """What is known: mutant -> (killed, lives, not decided or not reached; the test that noticed it first)."""
+    """What is known: mutant -> (killed, lives, not decided or not reached; the test that noticed it first).
+
+    By hand also: changes nothing, and why.
+    """
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
     return {name: (said, killer) for name, said, killer in (one.split("\t") for one in lines)}
 
