@@ -3,6 +3,7 @@
 import ast
 import base64
 import html
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,30 @@ def shown(monkeypatch):
     monkeypatch.setattr(IPython.display, "display", fake)
     monkeypatch.setenv("GPT2LAB_STATIC", "1")
     return seen
+
+
+PAGE, LETTERS = 8, 8  # inches that a page shows, wider figures are made smaller; points of letters
+WIDTH = re.compile(r"\bfigure\((\d+\.?\d*)")
+SIZE = re.compile(r"""\b(?:font|label)?size["']?(?:: float = |: |=)["']?(\d+\.?\d*|\w+-small|small)\b""")
+
+
+def too_wide_or_small(source: str) -> list[str]:
+    """Widths of figures that are wider than a page, and sizes of letters that are too small there."""
+    wide = [found for found in WIDTH.findall(source) if float(found) > PAGE]
+    return wide + [found for found in SIZE.findall(source) if "small" in found or float(found) < LETTERS]
+
+
+def test_letters_of_figures_have_eight_points_on_a_page():
+    """A cell that is marked `measured` may show a picture that is as old, and as wide, as its numbers."""
+    for path in FIGURES.parent.glob("gpt2lab/plots/*.py"):
+        assert path.name == "benchmarks.py" or not too_wide_or_small(path.read_text()), path.name
+    for path in FIGURES.parent.glob("notebooks/**/*.ipynb"):
+        for cell in json.loads(path.read_text())["cells"]:
+            about = [output.get("metadata", {}).get("image/png") for output in cell.get("outputs", ())]
+            wide = [one["alt"] for one in about if one and one["width"] > 96 * PAGE]
+            assert not wide or "measured" in cell["metadata"].get("tags", ()), (path.name, wide)
+    wrong = "figure(9, 3)\nf(fontsize=7)\nf({'labelsize': 7.5})\ndef g(size: float = 6)\nh(size='x-small')"
+    assert too_wide_or_small(wrong) == ["9", "7", "7.5", "6", "x-small"]
 
 
 def draw(height):

@@ -43,6 +43,7 @@ from gpt2lab.plots.style import COLORS, THINGS, png, rank_color
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.ranks.trace import Span
 from gpt2lab.schedules import make, simulate
+from gpt2lab.schedules.registry import FREE, GENERATORS
 
 
 def faces(patches) -> list[str]:
@@ -127,7 +128,8 @@ def test_a_comparison_has_each_number_in_its_panel():
     widths = [[round(p.get_width(), 6) for p in ax.patches] for ax in panels]
     assert widths == [[30, 20, 25, 0], [8, 7], [1, 2], [96, 95]]
     assert [ax.get_xlabel() for ax in panels] == ["bubble, %", "peak activations", "weights", "KiB sent"]
-    assert [t.get_text() for t in panels[0].get_yticklabels()] == ["gpipe", "zb_h2"]
+    assert [t.get_text() for t in panels[0].get_yticklabels()] == ["GPipe", "ZB-H2"]
+    assert schedule.TITLES.keys() == {one.name for one in GENERATORS + FREE}  # none shows its plan word
 
 
 def test_a_panel_of_the_dashboard_has_medians_in_milliseconds_and_the_range():

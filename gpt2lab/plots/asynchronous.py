@@ -8,6 +8,7 @@ from matplotlib.patches import Rectangle
 
 from ..schedules import Op
 from .forms import band, rectangle, text_at
+from .schedule import TITLES
 from .style import COLORS, SERIAL, THINGS, figure, rank_color
 
 
@@ -60,7 +61,7 @@ def in_time(stream, timeline, title: str = "") -> Figure:
             look = {"facecolor": _shade(stream, one.op), "edgecolor": edge, "linewidth": 0.6}
             boxes.append(Rectangle((start + 0.04, stage + 0.06), width - 0.08, 0.88, **look))
             middle = start + width / 2, stage + 0.5  # without the texts the layout takes half the time
-            text_at(ax, *middle, stream.reads[one.op], fontsize=7, in_layout=False)
+            text_at(ax, *middle, stream.reads[one.op], fontsize=8, in_layout=False)
         ax.add_collection(PatchCollection(boxes, match_original=True))
     times = [[0, *(float(one.end) for one in row)] for row in timeline.rows]
     held = [[1, *map(len, stream.held(stage))] for stage in range(stages)]
@@ -86,7 +87,7 @@ def kept(records: dict[str, list]) -> Figure:
     for ax, (name, stages) in zip(axes[0], records.items(), strict=True):
         held = [[len(read.held) for read in record] for record in stages]
         _versions(ax, [range(len(of_one)) for of_one in held], held)
-        ax.set(xlabel="operation", title=name)
+        ax.set(xlabel="operation", title=TITLES.get(name, name))
     axes[0][0].set(ylabel="versions kept", ylim=(0, None))
     axes[0][-1].legend(fontsize=8)
     return fig
@@ -112,7 +113,7 @@ def loss_by_rule(found: dict[str, list[tuple]]) -> Figure:
         mean = [sum(of_seeds) / len(of_seeds) for of_seeds in zip(*times, strict=True)]
         for ax, x in ((by_updates, [6 * n for n in range(len(losses[0]))]), (by_time, mean)):
             band(ax, x, losses, color, linewidth=1.4, label=name)
-    by_updates.set(xlabel="updates", ylabel="loss")
+    by_updates.set(xlabel="updates", ylabel="loss (nats a token)")
     by_time.set(xlabel="time (a fast worker's step takes 1)")
     by_time.legend()
     return fig
@@ -133,7 +134,7 @@ def curves(losses: dict[tuple, list[list[float]]], times: dict[str, float], ever
             band(ax, x, seeds, linewidth=wide, linestyle=style, **look)
 
     labels = {"xlabel": "batches"}, {"xlabel": "simulated time", "title": ""}
-    return _by_rate(losses, times, draw, figure_height=4.4, labels=labels, ylabel="loss")
+    return _by_rate(losses, times, draw, 4.4, labels, "loss (nats a token)")
 
 
 def tradeoff(losses: dict[tuple, list[list[float]]], times: dict[str, float]) -> Figure:
@@ -145,9 +146,7 @@ def tradeoff(losses: dict[tuple, list[list[float]]], times: dict[str, float]) ->
         column[0].plot([1 / times[scheme]] * len(ends), ends, mark, alpha=0.6, fillstyle=fill, **look)
 
     labels = [{"xlabel": "busy", "xlim": (0.5, 1.05)}]
-    return _by_rate(
-        losses, times, draw, figure_height=2.6, labels=labels, ylabel="loss at the end", sharex=True
-    )
+    return _by_rate(losses, times, draw, 2.6, labels, "loss at the end\n(nats a token)", sharex=True)
 
 
 def _by_rate(losses, schemes, draw, figure_height: float, labels, ylabel: str, **shared) -> Figure:
@@ -156,8 +155,8 @@ def _by_rate(losses, schemes, draw, figure_height: float, labels, ylabel: str, *
     colors = dict(zip(schemes, (SERIAL, *THINGS[3:], COLORS["backward"], COLORS["update"]), strict=False))
     fig, axes = figure(8, figure_height, len(labels), len(rates), sharey=True, squeeze=False, **shared)
     for (scheme, rate, warmup), seeds in losses.items():
-        look = {"color": colors[scheme], "label": scheme + f", warm-up {warmup}" * bool(warmup)}
-        draw(axes[:, rates.index(rate)], seeds, scheme, look)
+        label = TITLES.get(scheme, scheme) + f", warm-up {warmup}" * bool(warmup)
+        draw(axes[:, rates.index(rate)], seeds, scheme, {"color": colors[scheme], "label": label})
     for row, label in zip(axes, labels, strict=True):
         for ax, rate in zip(row, rates, strict=True):
             ax.set(**{"title": f"learning rate {rate:g}"} | label)

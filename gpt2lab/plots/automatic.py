@@ -26,7 +26,7 @@ def how_many(operators: Sequence[int], counts: dict[str, Sequence[int]]) -> Figu
 
 def searches(found: dict, best: float) -> Figure:
     """The best plan so far as a multiple of the optimum, over evaluations and over seconds; dots: the end."""
-    fig, axes = figure(8.5, 3.2, 1, 2, sharey=True)
+    fig, axes = figure(8, 3.2, 1, 2, sharey=True)
     for hue, (name, one) in zip(HUES, found.items(), strict=False):
         value = [seconds / best for _, seconds in one.trace]
         panels = ([n for n, _ in one.trace], one.evaluations), (one.seen, one.took)
@@ -46,7 +46,7 @@ def plan_and_clock(problem: ChainProblem, plan: ChainPlan, title: str = "", leng
 
     The time axis is at least `length` ms long: pictures to compare get the same one.
     """
-    fig, (left, right) = figure(8.5, 1.2 + 0.45 * problem.cluster.devices, 1, 2, width_ratios=[1, 1.5])
+    fig, (left, right) = figure(8, 1.2 + 0.45 * problem.cluster.devices, 1, 2, width_ratios=[1, 1.5])
     _grid(left, problem, plan)
     _clock(right, problem, plan)
     right.set_xlim(0, max(length, right.get_xlim()[1]))
@@ -120,7 +120,7 @@ def predicted_measured(pairs: dict[str, tuple[float, float]], names: Sequence[st
 
 def three_panels(problem: ChainProblem, operators: Sequence, plan: ChainPlan) -> Figure:
     """Partition, place, schedule: operators of each cluster, its devices with their cuts, and the clock."""
-    fig, (one, two, three) = figure(9, 3, 1, 3, width_ratios=[1, 0.9, 1.5])
+    fig, (one, two, three) = figure(8, 3, 1, 3, width_ratios=[0.9, 1.1, 1.4])
     one.bar(range(len(operators)), [op.flops / 1e6 for op in operators], 0.85, color=THINGS[1])
     left = 0
     for op, at, after in zip(problem.operators, plan, plan[1:], strict=False):

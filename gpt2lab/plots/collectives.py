@@ -70,7 +70,7 @@ def transports_figure(rows) -> Figure:
     rows: dicts of ranks, bytes, call, and seconds by backend.
     """
     counts = sorted({row["ranks"] for row in rows})
-    fig, panels = figure(4.6 * len(counts), 3.8, cols=len(counts), squeeze=False, sharey=True)
+    fig, panels = figure(4 * len(counts), 3.8, cols=len(counts), squeeze=False, sharey=True)
     for ax, n in zip(panels[0], counts, strict=True):
         for i, call in enumerate(dict.fromkeys(row["call"] for row in rows)):
             mine = [row for row in rows if (row["ranks"], row["call"]) == (n, call)]
@@ -90,7 +90,7 @@ def blocks(before, after, title: str = "", owners=None, own: str = "") -> Figure
     before, after: a list of sequences, one per rank. owners: the same shape as after, the rank that each block came
     from, or None where it is a sum of several. own: "before" or "after", where a rank has only the block of its place.
     """
-    fig, axes = figure(9, 0.7 + 0.45 * len(before), cols=2)
+    fig, axes = figure(8, 0.7 + 0.45 * len(before), cols=2)
     first = [[rank] * len(row) for rank, row in enumerate(before)]
     width = max((len(row) for row in [*before, *after]), default=1)
     for ax, rows, whose, name in ((axes[0], before, first, "before"), (axes[1], after, owners, "after")):

@@ -42,7 +42,7 @@ def mask(ax, table: TokenLayout) -> None:
 def picker(name: str, exchange: str, ranks: int, tokens: int) -> Figure:
     """One layout with one exchange: the mask by owner, the work of four kernels, what each rank sends (width 64)."""
     table = layout(name, tokens, ranks)
-    fig, (left, middle, right) = figure(9, 3.2, cols=3, width_ratios=(1, 1.5, 1.2))
+    fig, (left, middle, right) = figure(8, 3.2, cols=3, width_ratios=(1, 1.5, 1.2))
     mask(left, table)
     left.set_title(f"{name}, {tokens} tokens")
     work_bars(middle, table, by_heads=exchange == "heads")
@@ -86,7 +86,7 @@ def layer_stack(table: TokenLayout) -> Figure:
 
 def kernels(runs: dict) -> Figure:
     """Milliseconds of each kernel on each rank, a dot a layer, a panel each; `runs` has spans by layout."""
-    fig, axes = figure(9, 3, cols=3)
+    fig, axes = figure(8, 3, cols=3)
     for ax, kernel in zip(axes, ("attention", "MLP", "dQ, dK, dV"), strict=True):
         for place, spans in enumerate(runs.values()):
             for r in (0, 1):

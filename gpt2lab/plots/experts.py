@@ -13,7 +13,7 @@ MEAN_OF = 10  # steps of a running mean
 
 def flow():
     """Tokens of two ranks on their way to four experts; what crosses between the ranks is what travels."""
-    fig, ax = figure(9, 3.4)
+    fig, ax = figure(8, 3.4)
     ax.set(xlim=(-0.4, 10.6), ylim=(-0.5, 4.5))
     ax.set_axis_off()
     choices = ((0, 2), (3, 1), (0, 1)), ((2, 3), (0, 3), (2, 1))
@@ -39,7 +39,7 @@ def flow():
 
 def room(asked: Sequence[tuple[int, int]], experts: int, room: int):
     """Two choices a token, best first, in the order in which they are let in; an expert takes `room` of them."""
-    fig, ax = figure(9, 0.45 * experts + 1)
+    fig, ax = figure(8, 0.45 * experts + 1)
     order = [(token, choice) for choice in (0, 1) for token in range(len(asked))]
     taken = [0] * experts
     for x, (token, choice) in enumerate(order):
@@ -60,7 +60,7 @@ def room(asked: Sequence[tuple[int, int]], experts: int, room: int):
 
 def by_letter(experts: Mapping[str, np.ndarray], letters):
     """Maps of each letter's choices among eight experts, (B, T) numbers for letters (B, T); commonest letters first."""
-    fig, axes = figure(9, 1.5 * len(experts), len(experts), 1, sharex=True)
+    fig, axes = figure(8, 1.5 * len(experts), len(experts), 1, sharex=True)
     letters = np.asarray(letters)
     common = np.bincount(letters.ravel()).argsort()[::-1][:40]
     names = {10: "\u21b5", 32: "\u2423"}
@@ -80,7 +80,7 @@ def loads(histories: Mapping[str, np.ndarray]):
 
     Dashed lines are where the borders are when all shares are even.
     """
-    fig, axes = figure(9, 2.8, 1, len(histories), sharey=True, squeeze=False)
+    fig, axes = figure(8, 2.8, 1, len(histories), sharey=True, squeeze=False)
     for ax, (name, shares) in zip(axes[0], histories.items(), strict=True):
         steps, means = zip(*map(_running_mean, shares.T), strict=True)
         labels = [f"E{e}" for e in range(len(means))]
@@ -109,7 +109,7 @@ def running_losses(curves: Mapping[str, Sequence[Sequence[float]]], tokens: int)
             steps, mean = _running_mean(curve)
             label = name if j == 0 else None
             ax.plot(tokens * steps, mean, label=label, color=THINGS[(0, 3, 4)[i % 3]], lw=1)
-    ax.set(xlabel="tokens seen", ylabel="loss (nats a letter)")
+    ax.set(xlabel="tokens seen", ylabel="loss (nats a token)")
     ax.legend()
     return fig
 
@@ -134,7 +134,7 @@ def spread(found, row_bytes: int, title: str = ""):
     `found` has choices (ranks, E) `asked` and `served`, and `rows` (ranks, ranks) from each rank to each.
     """
     asked, served, ranks = found.asked.sum(0), found.served.sum(0), len(found.rows)
-    fig, (left, right) = figure(9, 3.2, 1, 2, width_ratios=[1.7, 1])
+    fig, (left, right) = figure(8, 3.2, 1, 2, width_ratios=[1.7, 1])
     places = np.arange(len(asked))
     colors = [rank_color(e * ranks // len(asked)) for e in places]
     left.bar(places, served, 0.8, color=colors)

@@ -33,7 +33,7 @@ def halo_mask(tokens: int, ranks: int, window: int) -> Figure:
 
 def halo_arrows(sizes, window: int) -> Figure:
     """Shards with the halo in front of each: left the rows' way forward, right their gradients' way back."""
-    fig, axes = figure(9, 2.6, cols=2)
+    fig, axes = figure(8, 2.6, cols=2)
     ends, titles = np.cumsum((0, *sizes)), ("forward: rows", "backward: gradients, added")
     for ax, title, ahead in zip(axes, titles, (True, False), strict=True):
         for r, first in enumerate(ends[:-1]):
@@ -68,7 +68,7 @@ def anemoi(tokens: int, width: int, window: int, heads: int) -> Figure:
     Numbers of two bytes; left, links of 50 GB/s (InfiniBand, 400 Gbit/s) and 10 microseconds a message.
     """
     latency, rate = 1e-5, CLUSTERS["h100x64"].device.rate  # seconds; operations a second
-    fig, (left, right) = figure(9, 3.4, cols=2)
+    fig, (left, right) = figure(8, 3.4, cols=2)
     ranks, row = np.array([2, 4, 8, 16]), 2.0 * width
     by_heads = 4 * (ranks - 1) * (latency + tokens / ranks**2 * row / 50e9)
     by_halo = np.full(len(ranks), 2 * (latency + window * row / 50e9))

@@ -68,7 +68,7 @@ def scaling(rates: dict[str, dict[int, float]], cores: int) -> Figure:
 
 def mistakes(panels: dict[str, dict[str, list[float]]]) -> Figure:
     """One panel a mistake: its trials in milliseconds in order, wrong and right, each with a line at the median."""
-    fig, axes = figure(9, 2.9, 1, len(panels), squeeze=False)
+    fig, axes = figure(8, 2.9, 1, len(panels), squeeze=False)
     for ax, (title, series) in zip(axes[0], panels.items(), strict=True):
         for (name, times), color in zip(series.items(), (WRONG, RIGHT), strict=False):
             values = [1e3 * t for t in times]
@@ -86,7 +86,7 @@ def mistakes(panels: dict[str, dict[str, list[float]]]) -> Figure:
 
 def speedups(points: dict[str, tuple[int, float]], fractions) -> Figure:
     """Amdahl's curves for serial fractions, with points (workers, speed-up); on the right Karp-Flatt of the points."""
-    fig, (left, right) = figure(9, 3.6, 1, 2, width_ratios=(2, 1))
+    fig, (left, right) = figure(8, 3.6, 1, 2, width_ratios=(2, 1))
     workers = np.geomspace(1, 1024, 100)
     left.plot(workers, workers, "--", color=THINGS[1], label="ideal")
     for fraction, shade in zip(fractions, np.linspace(0.35, 1, len(fractions)), strict=True):
@@ -101,7 +101,7 @@ def speedups(points: dict[str, tuple[int, float]], fractions) -> Figure:
     numbers(left.yaxis, [0.5, 1, 2, 5, 10, 25, 100])
     left.legend(fontsize=8, loc="upper left")
     name_rows(right, points, fontsize=8)
-    right.set(xlabel="%", title="serial fraction (Karp-Flatt)")
+    right.set(xlabel="% (Karp-Flatt)", title="serial fraction")
     return fig
 
 

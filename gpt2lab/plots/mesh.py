@@ -115,12 +115,12 @@ def bugs(runs: dict[str, list[float]], errors: dict[str, dict[str, float]]) -> F
 
     `errors[name]` are relative errors by what was compared (COMPARED), on a log scale.
     """
-    fig, (losses, wrong) = figure(8.6, 3.4, 1, 2, width_ratios=(2, 3))
+    fig, (losses, wrong) = figure(8, 3.4, 1, 2, width_ratios=(2, 3))
     (right, expected), *others = runs.items()
     losses.plot(expected, color=SERIAL, lw=6, alpha=0.3, label=right)
     for i, (_, run) in enumerate(others):
         losses.plot(run, lw=1.4, **variant(i))
-    losses.set(xlabel="step", ylabel="loss (nats a character)", title="what you would look at")
+    losses.set(xlabel="step", ylabel="loss (nats a token)", title="what you would look at")
     losses.legend()
     wrong.axvspan(1e-19, 1e-10, color=THINGS[2], alpha=0.35, lw=0)
     for at, words in ((1e-13, "equal"), (1e-5, "wrong")):

@@ -19,7 +19,7 @@ def placed(
 
     The time axis is at least `length` seconds long: pictures to compare get the same one.
     """
-    fig, (ax, below) = figure(9, 4.6, 2, height_ratios=[1.5, 1])
+    fig, (ax, below) = figure(8, 4.6, 2, height_ratios=[1.5, 1])
     _graph(ax, graph, where, path)
     ax.set_title(title)
     _gantt(below, simulated, length)
@@ -81,7 +81,7 @@ def _gantt(ax, simulated, length: float = 0, names: bool = True) -> None:
 
 def simulated_steps(runs: dict) -> Figure:
     """When the devices work in each of several simulated steps, on one time axis."""
-    fig, axes = figure(9, 0.4 + 1.4 * len(runs), len(runs), 1, sharex=True)
+    fig, axes = figure(8, 0.4 + 1.4 * len(runs), len(runs), 1, sharex=True)
     for ax, (name, simulated) in zip(axes, runs.items(), strict=True):
         _gantt(ax, simulated, names=False)
         ax.set(title=f"{name}: {1e3 * simulated.makespan:.0f} ms", xlabel="")
@@ -106,7 +106,7 @@ def layers(
     times: Sequence[float], cuts: dict[str, Sequence[int]], names: Sequence[str], clock: str
 ) -> Figure:
     """A row a cut: the layers one after the other, as long as they take, in the colour of their stage."""
-    fig, ax = figure(9, 1.2 + 0.55 * len(cuts))
+    fig, ax = figure(8, 1.2 + 0.55 * len(cuts))
     for row, bounds in enumerate(cuts.values()):
         slow = max(sum(times[a:b]) for a, b in pairwise(bounds))
         for stage, (a, b) in enumerate(pairwise(bounds)):
@@ -156,7 +156,7 @@ def two_bars(rows: dict[str, tuple[float, float]], labels: tuple[str, str], unit
 
 def three_steps(times: Sequence[float], bounds: Sequence[int], where: Sequence[int], simulated) -> Figure:
     """Partition, place, schedule: the layers in stages, the stages on devices of two nodes, and what runs when."""
-    fig, (one, two, three) = figure(9, 2.9, 1, 3, width_ratios=[1, 0.9, 1.7])
+    fig, (one, two, three) = figure(8, 2.9, 1, 3, width_ratios=[1, 0.9, 1.7])
     for stage, (a, b) in enumerate(pairwise(bounds)):
         one.bar(range(a, b), [1e3 * t for t in times[a:b]], 0.85, color=rank_color(stage))
         text_at(one, (a + b - 1) / 2, -0.05e3 * max(times), stage, fontsize=9)
@@ -178,5 +178,5 @@ def three_steps(times: Sequence[float], bounds: Sequence[int], where: Sequence[i
     name_columns(two, ["node 0", "node 1"])
     two.grid(False)
     _gantt(three, simulated, names=False)
-    three.set_title("3. schedule")
+    three.set(title="3. schedule", xlabel=three.get_xlabel().replace("; thin", "\nthin"))
     return fig

@@ -11,7 +11,7 @@ from .style import COLORS, SERIAL, THINGS, figure, plain_log, rank_color, varian
 
 def predicted_and_measured(rows: list[dict]) -> Figure:
     """Every plan's time and memory: predicted across, measured up; the line is where both are equal."""
-    fig, axes = figure(9, 4, 1, 2)
+    fig, axes = figure(8, 4, 1, 2)
     panels = (("seconds", 1, "s a step"), ("bytes", 2**-20, "MiB"))
     for ax, (what, scale, unit) in zip(axes, panels, strict=True):
         value = lambda kind, some, what=what, scale=scale: [scale * row[f"{kind}_{what}"] for row in some]
@@ -34,11 +34,11 @@ ENDS = dict.fromkeys(("dp+cp", "replica", "tie", "world"), "comm") | {"update": 
 def explored(title: str, choice=None, limit: float = 0, binds: dict | None = None, clock=None) -> Figure:
     """What is feasible, what binds, the chosen plan's mesh and its clock; without a choice the reason alone."""
     if choice is None:
-        fig, ax = figure(9.5, 1.2)
+        fig, ax = figure(8, 1.2)
         ax.set_axis_off()
-        ax.text(0, 0.5, "\n".join(wrap(title, 110)), va="center")
+        ax.text(0, 0.5, "\n".join(wrap(title, 92)), va="center")
         return fig
-    fig, panels = figure(9.5, 5.4, 2, 2, width_ratios=[1, 1.5], height_ratios=[1.1, 1])
+    fig, panels = figure(8, 5.4, 2, 2, width_ratios=[1, 1.5], height_ratios=[1.1, 1])
     fig.suptitle(title, x=0.01, ha="left", fontsize=11)
     _feasible(panels[0][0], choice, limit)
     _binds(panels[1][0], binds)
@@ -63,7 +63,7 @@ def _feasible(ax, choice, limit: float) -> None:
     ax.set(xlabel=words, ylabel="ms a step", xlim=(0, right))
     plain_log(ax.yaxis)
     ax.tick_params(axis="y", labelsize=8)
-    ax.set(ylim=(0.7 * min(times), top), title="feasible; dots: no plan beats them")
+    ax.set(ylim=(0.7 * min(times), top), title="feasible; dots: unbeaten")
 
 
 def _binds(ax, binds: dict) -> None:
@@ -104,6 +104,7 @@ def _clock(ax, choice, clock) -> None:
     done = {KINDS[b.op.kind] for row in clock.rows for b in row}
     shown = [kind for kind in ("forward", "backward", "weight") if kind in done]
     keys = kinds_of_work([*shown, *dict.fromkeys(ENDS[name] for name in ends)])
-    legend_above(ax, 5, handles=keys, handlelength=1, columnspacing=1, handletextpad=0.4)
+    right = {"loc": "lower right", "bbox_to_anchor": (1, 1)}
+    legend_above(ax, 5, handles=keys, handlelength=1, columnspacing=1, handletextpad=0.4, **right)
     name_rows(ax, [f"stage {s}" for s in range(len(clock.rows))])
     ax.set(xlabel="ms (predicted)", xlim=(0, 1e3 * whole))

@@ -12,6 +12,11 @@ from .style import COLORS, HELD, THINGS, figure, paler, rank_color
 
 KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": "weight"}
 NAMES = {"F": "forward", "B": "whole backward", "I": "input gradient", "W": "weight gradient"}
+SPELT = ("1F1B", "GPipe", "ZB-H1", "ZB-H2", "ZB-V", "Chimera", "DualPipe", "TeraPipe", "PipeDream", "AMPNet")
+TITLES = {title.lower().replace("-", "_"): title for title in SPELT}
+TITLES |= {"naive": "naive", "interleaved": "interleaved 1F1B", "breadth_first": "breadth-first"}
+TITLES |= {"dualpipe_v": "DualPipeV", "pipedream_vertical": "vertical sync", "2bw": "PipeDream-2BW"}
+"""How papers spell the name of a schedule."""
 TIME, MEMORY = 0.5, 0.34  # heights of the two rows of a rank, in rows
 
 
@@ -159,7 +164,7 @@ def side_by_side(rows: list[tuple], title: str = "") -> Figure:
     hues = HELD["activations"], HELD["weights"], COLORS["comm"]
     for ax, values, color in zip(axes[1:], (held, weights, sent), hues, strict=True):
         bars(ax, values, color, **thin)
-    name_rows(axes[0], names)
+    name_rows(axes[0], [TITLES.get(name, name) for name in names])
     legend_above(axes[0], 2)
     for ax, label in zip(axes, ("bubble, %", "peak activations", "weights", "KiB sent"), strict=True):
         ax.set_xlabel(label)

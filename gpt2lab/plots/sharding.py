@@ -19,7 +19,7 @@ KINDS |= dict(zip(("all-gather", "reduce-scatter", "all-to-all"), (*HUES[:2], HU
 def product(options):
     """C = A B under each option of its description: who of two ranks holds what, and what must be sent for C."""
     cuts = [option for option in options if option.index not in ("", "partial")]
-    fig, axes = figure(9, 2.5, 1, len(cuts))
+    fig, axes = figure(8, 2.5, 1, len(cuts))
     for ax, option in zip(axes, cuts, strict=True):
         ax.set(xlim=(-0.3, 8.9), ylim=(-1.7, 3.3), aspect="equal")
         ax.set_axis_off()
@@ -52,7 +52,7 @@ def spreading(graph, rounds, axes, step: int, columns: int = 8):
         fresh = set(decided) if number == step - 1 else fresh
     nodes = list(graph.nodes.values())
     rows = -(-len(nodes) // columns)
-    fig, ax = figure(8.5, 0.62 * rows + 0.6)
+    fig, ax = figure(8, 0.62 * rows + 0.6)
     ax.set(xlim=(0, columns), ylim=(-rows - 0.45, 0.05))
     ax.set_axis_off()
     for i, node in enumerate(nodes):
@@ -71,7 +71,7 @@ def spreading_model(rows: dict[str, list[str]], rounds, step: int, columns: int 
     """Parts of a model as rows of squares, one for each value, after `step` rounds of propagation."""
     fresh, before = set(rounds[step - 1]), set().union(*rounds[: step - 1])
     lines = {part: -(-len(values) // columns) for part, values in rows.items()}
-    fig, ax = figure(8.5, 0.19 * sum(lines.values()) + 0.12 * len(rows) + 0.5)
+    fig, ax = figure(8, 0.19 * sum(lines.values()) + 0.12 * len(rows) + 0.5)
     ax.set(xlim=(-6, columns), ylim=(-sum(lines.values()) - 0.6 * len(rows) - 2.2, 0.5))
     ax.set_axis_off()
     top, squares, colors = 0.0, [], []
@@ -93,7 +93,7 @@ def _key(ax) -> None:
 
 def program_messages(programs: dict, border: int):
     """What partitioned programs send, from the first operator to the last; `border` is where backward begins."""
-    fig, axes = figure(9, 0.75 * len(programs) + 0.9, len(programs), 1, sharex=True)
+    fig, axes = figure(8, 0.75 * len(programs) + 0.9, len(programs), 1, sharex=True)
     for ax, (name, sent) in zip(axes, programs.items(), strict=True):
         for at, kind, size in sent:
             ax.vlines(at, 0, size, color=KINDS[kind], lw=2)
@@ -111,7 +111,7 @@ def program_messages(programs: dict, border: int):
 
 def intra_inter(bytes_sent: dict[str, float], idle: dict[str, float]):
     """Two products, cut and placed (in this order) on two ranks: who holds what, bytes, share of time without work."""
-    fig, (picture, left, right) = figure(9, 2.2, 1, 3, sharey=True)
+    fig, (picture, left, right) = figure(8, 2.2, 1, 3, sharey=True)
     picture.set(title="X W1 W2; a colour is a rank", xlim=(-0.2, 3.4), ylim=(-0.5, 1.5))
     halves = [(1.2, -0.3, 0.4, 0.6), (1.6, -0.3, 0.4, 0.6), (2.4, 0, 0.8, 0.3), (2.4, -0.3, 0.8, 0.3)]
     for n, box in enumerate([*halves, (1.2, 0.7, 0.8, 0.6), (2.4, 0.7, 0.8, 0.6)]):
@@ -135,7 +135,7 @@ def who_holds(tensors: dict, layout: dict[str, str], mesh: dict[str, int], title
 
     Rows are all dimensions but the last. The numbers are ranks; two colours are two ranks that hold the same, grey all.
     """
-    fig, axes = figure(9, 2.7, 1, len(tensors))
+    fig, axes = figure(8, 2.7, 1, len(tensors))
     for ax, (name, dims) in zip(axes, tensors.items(), strict=True):
         for cell in every((0, 1), repeat=len(dims)):
             at = {layout[d]: half for d, half in zip(dims, cell, strict=True) if d in layout}

@@ -104,7 +104,7 @@ def _draw(ax, moment: Moment) -> None:
         rectangle(ax, rank + 0.1, 0, 0.7, 0.5, color, ec=rank_color(rank), lw=2)
         words = f"rank {rank}" + (f": {work[0]}" if work else "")
         text_at(ax, rank + 0.45, 0.25, words, on=color, fontsize=9)
-        text_at(ax, rank + 0.45, -0.08, _lines(holds), va="top", fontsize=7.5)
+        text_at(ax, rank + 0.45, -0.08, _lines(holds), va="top", fontsize=8)
     for source, target, _ in moment.sends:
         side = 0.24 if target > source else -0.08  # no arrow ends where another one begins
         ends = (source + 0.45 + side, 0.52), (target + 0.45 - side, 0.52)

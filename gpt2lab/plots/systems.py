@@ -16,7 +16,7 @@ def systems_table(systems, techniques: dict[str, str], models: dict[str, str]) -
     `systems` have `name`, `model`, `paper` and `ticks`, model by model; `techniques` and `models` give the words of
     each key. Behind a name stands the first year of its paper.
     """
-    fig, ax = figure(9, 0.25 * len(systems) + 1.6)
+    fig, ax = figure(8, 0.25 * len(systems) + 1.6)
     columns = {key: x for x, key in enumerate(techniques)}
     for y, one in enumerate(systems):
         look = {"color": THINGS[4], "s": 90} if one.name == OURS else {"color": THINGS[1], "s": 45}

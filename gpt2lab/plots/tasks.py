@@ -63,7 +63,7 @@ def graph(task_graph, levels, path=(), title: str = "") -> Figure:
         place[task.number] = (x, rows.setdefault(x, 0))
         rows[x] += 1
     height = max(rows.values())
-    fig, ax = figure(9, 0.9 + 0.6 * height)
+    fig, ax = figure(8, 0.9 + 0.6 * height)
     centered = {n: (x, y - (rows[x] - 1) / 2) for n, (x, y) in place.items()}
     numbers, slant = [task.number for task in path], 35 * (deepest > 5)  # degrees
     thick = set(zip(numbers, numbers[1:], strict=False))
@@ -122,7 +122,7 @@ def times(found: dict[str, list[float]], title: str = "") -> Figure:
 
 def dashboard(found: dict[str, list[list[float]]], count: int, published: dict[str, float]) -> Figure:
     """Every iteration of every version, the first apart; speed-ups with the published ones beside."""
-    fig, (left, right) = figure(9, 3.4, 1, 2, width_ratios=[1.6, 1])
+    fig, (left, right) = figure(8, 3.4, 1, 2, width_ratios=[1.6, 1])
     for hue, (name, runs) in zip(HUES, found.items(), strict=False):
         for run in runs:
             left.plot(range(1, len(run)), [1e3 * s for s in run[1:]], "-", color=hue, alpha=0.6)
@@ -140,5 +140,5 @@ def dashboard(found: dict[str, list[list[float]]], count: int, published: dict[s
     name_rows(right, [*means, *(f"{n} (112, from a paper)" for n in names)], fontsize=8)
     right.grid(visible=True, axis="y")
     right.axvline(1, color="black", linewidth=0.8)
-    right.set_title(f"efficiency against {first}, {count} workers")
+    right.set_title(f"efficiency, {count} workers,\nagainst {first}")
     return fig

@@ -13,7 +13,7 @@ THREE_WAYS = (
 
 def tilings():
     """Y = X W cut in three ways: which of two ranks holds which part of X, W and Y, and what is sent."""
-    fig, axes = figure(9, 2.6, 1, 3)
+    fig, axes = figure(8, 2.6, 1, 3)
     for ax, (title, x, w, y, sent) in zip(axes, THREE_WAYS, strict=True):
         ax.set(xlim=(-0.2, 8.2), ylim=(-2.3, 3.6), aspect="equal")
         ax.set_axis_off()
@@ -49,24 +49,18 @@ def cut_product(ax, matrices, names, ranks: int) -> None:
 STEPS = ("ln", "f", "qkv", "heads", "proj", "g", "+", "ln", "f", "up", "gelu", "down", "g", "+")
 CUT = {"qkv", "heads", "up", "gelu"}
 PARTIAL = {"proj", "down"}
-SHAPES = {
-    "qkv": "B T 3C/{n}",
-    "heads": "B H/{n} T D",
-    "proj": "B T C",
-    "up": "B T 4C/{n}",
-    "gelu": "B T 4C/{n}",
-    "down": "B T C",
-}
+SHAPES = {"qkv": "B T\n3C/{n}", "heads": "B H/{n}\nT D", "proj": "B T\nC", "down": "B T\nC"}
+SHAPES |= dict.fromkeys(("up", "gelu"), "B T\n4C/{n}")
 """What a rank of n has after the parts of a layer that are cut; after `proj` and `down` it is a partial sum."""
 
 
 def layer(ranks: int = 2):
     """One layer from left to right, with tensor parallelism above and with sequence parallelism below."""
-    fig, axes = figure(9, 3.4, 2, 1)
+    fig, axes = figure(8, 3.4, 2, 1)
     for ax, sp in zip(axes, (False, True), strict=True):
-        ax.set(xlim=(-1.6, len(STEPS) + 0.2), ylim=(-0.75, 1.35))
+        ax.set(xlim=(-2.1, len(STEPS) + 0.2), ylim=(-0.75, 1.35))
         ax.set_axis_off()
-        ax.text(-1.55, 0.5, "tensor and\nsequence" if sp else "tensor", va="center", weight="bold")
+        ax.text(-2.05, 0.5, "tensor and\nsequence" if sp else "tensor", va="center", weight="bold")
         for i, name in enumerate(STEPS):
             _step(ax, i, name, sp, ranks)
     key = {f"part of rank {r}": rank_color(r) for r in range(ranks)} | {"whole on every rank": WHOLE}
@@ -81,7 +75,7 @@ WORDS = {"f": ("-\nsum", "all-gather\nreduce-\nscatter"), "g": ("sum\n-", "reduc
 
 
 def _step(ax, i, name, sp, ranks):
-    shape, look = SHAPES.get(name, "B T/{n} C" if sp else "B T C").format(n=ranks), {"fontsize": 8}
+    shape, look = SHAPES.get(name, "B T/{n}\nC" if sp else "B T\nC").format(n=ranks), {"fontsize": 8}
     if name in WORDS:
         shape, look = WORDS[name][sp], {"fontsize": 8}
         rectangle(ax, i + 0.35, 0, 0.3, 1, COLORS["comm"])

@@ -15,10 +15,10 @@ def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, mark: int 
     `lines[strategy]` are (ranks, point) with `held`, `sent`, `messages`, `flops`; `serial` is the point of one rank;
     points of `mark` ranks are larger. `frame` are the ends of both axes, for maps to compare.
     """
-    fig, (ax, right) = figure(9, 4.6, 1, 2, width_ratios=(3, 2))
+    fig, (ax, right) = figure(8, 4.6, 1, 2, width_ratios=(3, 2))
     unit, name = (1e9, "GB") if serial.held > 1e9 else (1e6, "MB")
     ax.axhline(serial.held / unit, color=SERIAL, lw=1, ls="--")
-    place = {"va": "bottom", "fontsize": 9, "transform": ax.get_yaxis_transform()}
+    place = {"va": "bottom", "fontsize": 8, "transform": ax.get_yaxis_transform()}
     ax.text(0.01, serial.held / unit, "one rank alone", **place)
     families = [re.split(r"\W", name)[0] for name in lines]
     for i, (family, line) in enumerate(zip(families, lines.values(), strict=True)):
@@ -32,23 +32,23 @@ def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, mark: int 
         twice = f"  +{100 * (last.flops - 1):.0f} % work" if last.flops > 1.001 else ""
         # no bar: a log axis has no zero for it to begin at
         right.plot(last.messages, i, marker, color=color, ms=9)
-        right.text(1.4 * last.messages, i, f" {last.messages:,}{twice}", va="center", fontsize=9)
+        right.text(1.4 * last.messages, i, f" {last.messages:,}{twice}", va="center", fontsize=8)
     ax.set(xscale="log", yscale="log", ylabel=f"{name} held by a rank")
     ax.set_xlabel(f"{name} sent by a rank in a step")
-    legend_above(ax, len(WAYS), scatterpoints=1)
+    legend_above(ax, len(WAYS), scatterpoints=1, columnspacing=0.8, handletextpad=0)
     if frame:
         ax.set(xlim=frame[0], ylim=frame[1])
-    name_rows(right, lines, fontsize=9)
-    right.set(xscale="log", xlabel=f"messages of a rank in a step, {ranks} ranks")
+    name_rows(right, lines, fontsize=8)
+    right.set(xscale="log", xlabel=f"messages of a rank in a step,\n{ranks} ranks")
     counts = [p.messages for line in lines.values() for _, p in line]
-    right.set_xlim(min(counts) / 2, max(counts) * 5000)
+    right.set_xlim(min(counts) / 2, max(counts) * 1e7)
     ax.minorticks_off(), right.minorticks_off()
     return fig
 
 
 def envelopes(shapes, chosen) -> Figure:
     """Bars of what each shape of the mesh costs besides computing, by kind; the chosen (pp, dp, tp) is in bold."""
-    fig, ax = figure(9, 0.8 + 0.34 * len(shapes))
+    fig, ax = figure(8, 0.8 + 0.34 * len(shapes))
     kinds = {"gradients not hidden": WAYS["data"], "tensor sums": WAYS["tensor"]}
     kinds |= {"bubble": WAYS["pipeline"], "launches": THINGS[2]}
     percent = {}

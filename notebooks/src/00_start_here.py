@@ -470,6 +470,7 @@ def held(model, ranks):
     fig, ax = figure(8, 2.6)
     ax.barh(*zip(*gib_held(model, ranks).items(), strict=True), color=COLORS["other"])
     ax.axvline(8, color="black", lw=1, ls="--")
+    ax.text(8, 1, "8 GiB", transform=ax.get_xaxis_transform(), ha="center", va="bottom")
     ax.set(xlabel="GiB on each rank", title=f"{model} on {ranks} ranks")
     ax.invert_yaxis()
     return fig

@@ -29,6 +29,8 @@ from gpt2lab.parallel.chunked_loss import apply_chunked_loss
 from gpt2lab.parallel.recompute import apply_recompute
 from gpt2lab.plan import Plan, build
 from gpt2lab.plots import gpt2 as plots
+from gpt2lab.plots.forms import legend_above, patches
+from gpt2lab.plots.style import COLORS
 from gpt2lab.plots.timeline import timeline
 from gpt2lab.plots.zero import bars, memory_over_a_step
 from gpt2lab.ranks import comm, trace
@@ -398,14 +400,14 @@ print("ten losses with bench, the same bits as without:", losses[True] == losses
 
 # %% tags=["measured"]
 length = max(s.end for s in lanes[False]) - min(s.start for s in lanes[False])
-colours = "20 steps in blue, validation in grey, a sample of text in pink"
+keys = {"step": COLORS["forward"], "validation": COLORS["wait"], "sample of text": COLORS["update"]}
 for bench, name, said in (
-    (False, "as the recipe has it", colours),
+    (False, "as the recipe has it", "20 steps, validation after every 10, a sample of text at the end"),
     (True, "with bench", "10 steps, and nothing else"),
 ):
     whole = [s for s in lanes[bench] if s.name in ("step", "validate", "generate")]
     fig = timeline(whole, name, clock="measured", names=False, length=length)
-    fig.axes[0].get_legend().remove()  # which names parts of a step
+    legend_above(fig.axes[0], 3, handles=patches(keys))  # in place of the parts of a step
     show(fig, "measured", f"{name}: {said}.", f"A timeline of one rank, {name}")
 
 # %% [markdown]

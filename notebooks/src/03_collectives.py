@@ -1359,7 +1359,7 @@ over = {name: launch(same_calls, backend=name) for name in backends}
 results = {name: [x for of_one in ranks for x in of_one] for name, ranks in over.items()}
 print("the same bits:", all(map(torch.equal, results[backends[0]], results["gloo"])))
 
-# %%
+# %% tags=["measured"]
 found = [
     {"ranks": n, "bytes": size, "call": call, "seconds": seconds}
     for n in (2, 4)

@@ -191,7 +191,7 @@ for name, clear in (("with zero_grad", True), ("without", False)):
     print(f"{name + ':':18}", *(f"{loss:.4f}" for loss in losses), " serial and parallel equal:", equal)
 print("from the lecture: ", *(f"{loss:.4f}" for loss in printed))
 show(
-    plots.loss_lines(toys, {"from the lecture": printed}, ylabel="loss"),
+    plots.loss_lines(toys, {"from the lecture": printed}, ylabel="loss (mean square)"),
     "computed",
     "the lecture's network on four live ranks; its own record (crosses) follows the run without `zero_grad`.",
     "Two falling loss curves; from step 2 on one keeps falling, the other rises, and the crosses lie on that one",

@@ -126,7 +126,7 @@ def ones(rank, world_size, dtype):
 for kind in (torch.float32, torch.bfloat16):
     print(f"1,000 ones on each of two ranks, summed in {str(kind)[6:]}: {two.run(ones, kind)[0]:,.0f}")
 show(
-    plots.lines(curves, "loss"),
+    plots.lines(curves, "loss (nats a token)"),
     "computed",
     "training of one model on two live ranks in three number formats.",
     "Three falling lines; with masters the loss of bfloat16 lies on that of float32, without them it falls far slower",

@@ -710,7 +710,7 @@ table(rows, ["ranks", "micro", "GPipe slots", "1F1B slots", "GPipe holds", "1F1B
 # %%
 explore(
     lambda name, ranks, micros, backward: plots.schedule(
-        simulate(make(name, ranks, micros), Cost(forward=1, backward=backward)), f"{name}"
+        simulate(make(name, ranks, micros), Cost(forward=1, backward=backward)), plots.TITLES[name]
     ),
     "simulated",
     "{name} on {ranks} ranks with {micros} micro-batches; a backward takes {backward} forwards.",

@@ -150,11 +150,12 @@ words = {
     "zb_h2": "more forwards first, and no white between a rank's first box and its last",
 }
 for name, t in three.items():
+    title = plots.TITLES[name]
     show(
-        plots.schedule(t, name, end=max(t.makespan for t in three.values())),
+        plots.schedule(t, title, end=max(t.makespan for t in three.values())),
         "simulated",
-        f"{name}: {words[name]}; idle {float(t.span_bubble):.0%} of a rank's own time.",
-        f"The schedule {name} on four ranks: {words[name]}",
+        f"{title}: {words[name]}; idle {float(t.span_bubble):.0%} of a rank's own time.",
+        f"The schedule {title} on four ranks: {words[name]}",
     )
 
 # %% [markdown]
@@ -507,7 +508,7 @@ def explorer(name, ranks, micros, chunks, inputs, weight, hop):
     t = simulate(schedule, Cost(share, inputs * share, weight * share, hop=hop))
     most = max(float(schedule.activations(r)) for r in range(ranks))
     sent = sum(schedule.messages(r) for r in range(ranks))
-    title = f"{name}: bubble {t.bubble:.1%} ({t.span_bubble:.1%} of spans), time {float(t.makespan):g}"
+    title = f"{plots.TITLES[name]}: bubble {t.bubble:.1%} ({t.span_bubble:.1%} of spans), time {float(t.makespan):g}"
     holds = f"holds {most:g}, weights {schedule.weights(0)}x"
     return plots.schedule(t, f"{title}\n{holds}, {sent} messages = {sent * 3 / schedule.slices:g} MiB")
 

@@ -147,7 +147,7 @@ def explorer(scheme, stages, per_update):
     clock = simulate(stream.schedule, times_of_ops)
     late = max(map(stream.staleness, stream.reads))
     kept = ", ".join(str(max(map(len, stream.held(stage)))) for stage in range(stages))
-    busy = f"{scheme}, {per_update} an update: busy {1 - float(clock.bubble):.0%}"
+    busy = f"{plots.TITLES[scheme]}, {per_update} an update: busy {1 - float(clock.bubble):.0%}"
     return plots.in_time(stream, clock, f"{busy}, at most {late} updates missed\nversions kept {kept}")
 
 
