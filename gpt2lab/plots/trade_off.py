@@ -15,7 +15,7 @@ def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, mark: int 
     `lines[strategy]` are (ranks, point) with `held`, `sent`, `messages`, `flops`; `serial` is the point of one rank;
     points of `mark` ranks are larger. `frame` are the ends of both axes, for maps to compare.
     """
-    fig, (ax, right) = figure(8, 4.6, 1, 2, width_ratios=(3, 2))
+    fig, (ax, right) = figure(8, 4.6, 1, 2, width_ratios=(3, 1))
     unit, name = (1e9, "GB") if serial.held > 1e9 else (1e6, "MB")
     ax.axhline(serial.held / unit, color=SERIAL, lw=1, ls="--")
     place = {"va": "bottom", "fontsize": 8, "transform": ax.get_yaxis_transform()}
@@ -32,16 +32,17 @@ def trade_off_map(lines: dict[str, list[tuple[int, object]]], serial, mark: int 
         twice = f"  +{100 * (last.flops - 1):.0f} % work" if last.flops > 1.001 else ""
         # no bar: a log axis has no zero for it to begin at
         right.plot(last.messages, i, marker, color=color, ms=9)
-        right.text(1.4 * last.messages, i, f" {last.messages:,}{twice}", va="center", fontsize=8)
+        words, beside = f"{last.messages:,}{twice}", right.get_yaxis_transform()
+        right.text(1.05, i, words, va="center", fontsize=8, transform=beside)
     ax.set(xscale="log", yscale="log", ylabel=f"{name} held by a rank")
     ax.set_xlabel(f"{name} sent by a rank in a step")
     legend_above(ax, len(WAYS), scatterpoints=1, columnspacing=0.8, handletextpad=0)
     if frame:
         ax.set(xlim=frame[0], ylim=frame[1])
     name_rows(right, lines, fontsize=8)
-    right.set(xscale="log", xlabel=f"messages of a rank in a step,\n{ranks} ranks")
+    right.set(xscale="log", xlabel=f"messages of a rank\nin a step, {ranks} ranks")
     counts = [p.messages for line in lines.values() for _, p in line]
-    right.set_xlim(min(counts) / 2, max(counts) * 1e7)
+    right.set_xlim(min(counts) / 2, max(counts) * 2)
     ax.minorticks_off(), right.minorticks_off()
     return fig
 
