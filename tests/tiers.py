@@ -121,23 +121,18 @@ def close(changed: frozenset[str]) -> tuple[list[str], list[str]]:
 
     A file is closest that has the name of what changed, or of its room; then that which imports little besides.
     """
-    words = {word for file in changed for word in Path(file).with_suffix("").parts[1:]} - {
-        "parallel",
-        "mutants",
-    }
+    words = {word for file in changed for word in Path(file).with_suffix("").parts[1:]}
+    words -= {"parallel", "mutants"}  # tests there have the name of a strategy
 
     def closeness(path: str) -> tuple[bool, bool, float, bool]:
-        name = Path(path).stem.removeprefix("test_")
+        name, mine = Path(path).stem.removeprefix("test_"), imported(path)
         named = any(f"{name}_".startswith(f"{word}_") for word in words)
-        direct, whole = (
-            imported(path) & changed,
-            [file for file in imported(path) if file.startswith("gpt2lab")],
-        )
-        return path in changed, named, len(direct) / max(1, len(whole)), not changed.isdisjoint(near(path))
+        share = len(mine & changed) / max(1, sum(file.startswith("gpt2lab") for file in mine))
+        return path in changed, named, share, not changed.isdisjoint(near(path))
 
     every = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py"))
-    found = [path for path in every if may_rotate(path) and any(closeness(path))]
-    found.sort(key=closeness, reverse=True)
+    how = {path: closeness(path) for path in every if may_rotate(path)}
+    found = sorted((path for path in how if any(how[path])), key=how.get, reverse=True)
     own = sum(path in changed for path in found)
     return found[: own + FILES], found[own + FILES :]
 
