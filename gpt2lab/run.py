@@ -4,6 +4,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
@@ -222,14 +223,15 @@ def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell, 
     kind = torch.bfloat16 if options.autocast else DTYPES[options.dtype]
     rate = speed.matmul_rate(dtype=kind, device=trainer.parallel.device) if mesh.rank == 0 else math.inf
     limit, notes = rate * mesh.world.size, {"options": asdict(options)}
+    asked = folder and (folder / STOP).exists
     if saver and mesh.rank == 0 and (folder / "options.json").exists():
         notes["options_sha256"] = digest(folder / "options.json")
-    while trainer.steps < options.steps and not _stopped(folder, mesh):
+    while trainer.steps < options.steps and not _stopped(asked, mesh):
         batches = [train.at(trainer.steps + i) for i in range(_together(trainer, options))]
         first, begin = trainer.steps + 1, time.perf_counter()
-        done = trainer.stream(batches) if len(batches) > 1 else [trainer.step(batches[0])]
+        done = trainer.stream(batches, asked) if len(batches) > 1 else [trainer.step(batches[0])]
         timing.finish_devices()
-        seconds = (time.perf_counter() - begin) / len(batches)
+        seconds = (time.perf_counter() - begin) / len(done)
         limit = max(limit, work / seconds)  # whose measurement something else may have slowed down
         pace = {"seconds": seconds, "tokens_per_s": tokens / seconds, "mfu": work / seconds / limit}
         entries = [
@@ -255,7 +257,7 @@ def _loop(trainer: Trainer, options: Options, folder: Path | None, saver, tell, 
 
 
 def _together(trainer: Trainer, options: Options) -> int:
-    """How many steps run in one go: one; without a flush, all until the pipeline must drain.
+    """How many steps run in one go: one; without a flush, all until the pipeline must drain (or a run shall end).
 
     An evaluation needs one version of the weights. So does a checkpoint: then any plan can resume it.
     """
@@ -281,10 +283,10 @@ def _append(log: Path, entry: dict) -> None:
         ) from None
 
 
-def _stopped(folder: Path | None, mesh: Mesh) -> bool:
+def _stopped(asked: Callable[[], bool] | None, mesh: Mesh) -> bool:
     """Whether the run was asked to end; all ranks agree, so that all end after the same step."""
-    asked = folder is not None and mesh.rank == 0 and (folder / STOP).exists()
-    return bool(comm.all_reduce(torch.tensor(float(asked)), mesh.world, "max").item())
+    ends = asked is not None and mesh.rank == 0 and asked()
+    return bool(comm.all_reduce(torch.tensor(float(ends)), mesh.world, "max").item())
 
 
 def read_log(folder: str | Path) -> list[dict]:

@@ -103,10 +103,11 @@ class Trainer:
         return Result(loss, norm, self._update(norm))
 
     @checked()
-    def stream(self, batches: Iterable) -> list[Result]:
+    def stream(self, batches: Iterable, asked: Callable[[], bool] | None = None) -> list[Result]:
         """One update on each global batch, by stages of an asynchronous pipeline that do not wait for each other.
 
-        On other plans one step after the other.
+        On other plans one step after the other. Where `asked` begins to say on rank 0 that an asynchronous run shall
+        end, the next two batches are the last, on every rank; there are fewer results then.
         Clipping is by the norm of each stage's own gradient; the norm reported is that of all stages together.
         Raises FloatingPointError on the stage whose gradient is NaN or infinity; others may have updated by then.
         """
@@ -129,7 +130,7 @@ class Trainer:
 
         mine = [parallel.mine(batch) for batch in batches]
         with self._autocast():
-            losses = parallel.engine.stream(mine, self._key(), parallel.sync, update)
+            losses = parallel.engine.stream(mine, self._key(), parallel.sync, update, asked)
         losses = self._global_losses(losses)
         squares = comm.all_reduce(torch.tensor(squares, dtype=torch.float64), parallel.mesh["pp"])
         return list(map(Result, losses.tolist(), squares.sqrt().tolist(), rates))

@@ -20,7 +20,15 @@ from gpt2lab.plan import Plan
 from gpt2lab.reference import default_dtype, example_batch, example_weights
 from gpt2lab.run import Options, start
 from gpt2lab.schedules import Cost, Op, ScheduleError, make, simulate
-from gpt2lab.schedules.asynchronous import SCHEMES, Stream, check_stream, flushed, free_running, make_stream
+from gpt2lab.schedules.asynchronous import (
+    FREE,
+    SCHEMES,
+    Stream,
+    check_stream,
+    flushed,
+    free_running,
+    make_stream,
+)  # fmt: skip
 from gpt2lab.storage import checkpoint
 from gpt2lab.train import Recipe
 
@@ -233,6 +241,52 @@ def train_and_resume(rank, world_size, folder, plan, cut):
 def test_a_drained_run_resumes_with_the_same_losses(pools, tmp_path, plan):
     for before, again in pools[2].run(train_and_resume, str(tmp_path), plan, 3):
         assert before == again
+
+
+@pytest.mark.parametrize("name", sorted(FREE))
+@pytest.mark.parametrize(("p", "m"), [(1, 1), (2, 2), (3, 4)])  # for 2BW m is p at least
+def test_a_stream_that_ends_early_is_the_beginning_of_the_longer_one(name, p, m):
+    longer = make_stream(name, p, 7, m)
+    for batches in range(1, 8):
+        stream = make_stream(name, p, batches, m)
+        kept = [[op for op in order if op.micro < batches * m] for order in longer.schedule.orders]
+        assert kept == list(map(list, stream.schedule.orders))
+        assert all(longer.reads[op] == version for op, version in stream.reads.items())
+        assert [longer.newest(s, batches) for s in range(p)] == [batches] * p
+
+
+@default_dtype(torch.float64)
+def ask_to_end(rank, world_size, plan, look):
+    """Two trainers: a stream that is asked to end at that look, and one over the batches that still run; then more."""
+    looks, found = [], []
+    asked = lambda: looks.append(0) or len(looks) > look
+    for batches, *how in ((BATCHES, asked), (BATCHES[: look + 2],)):
+        trainer = trainer_by(plan, CONFIG, Recipe(lr=1e-2))
+        results = trainer.stream(batches, *how)
+        steps = trainer.steps
+        results += trainer.stream(BATCHES[:3])  # no message of the first stream is left
+        weights = {name: p.detach().clone() for name, p in trainer.parallel.model.named_parameters()}
+        found.append((results, steps, weights))
+    return *found, len(looks)
+
+
+@pytest.mark.parametrize("look", [0, 3, 6])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "pp=2,schedule=pipedream",
+        "pp=4,schedule=ampnet,active=2",
+        "pp=3,schedule=pipedream_vertical",
+        "pp=2,dp=2,micro=2,schedule=2bw",
+        "pp=2,tp=2,schedule=pipedream",
+    ],
+)
+def test_a_stream_that_is_asked_to_end_is_the_shorter_stream(pools, plan, look):
+    ranks = pools[Plan.parse(plan).world].run(ask_to_end, plan, look)
+    for rank, (cut, short, looks) in enumerate(ranks):
+        assert cut[:2] == short[:2] and cut[1] == min(look + 2, len(BATCHES))
+        assert all(torch.equal(cut[2][name], weight) for name, weight in short[2].items())
+        assert looks == (min(look + 1, 6) if rank == 0 else 0)  # the last two batches are not asked about
 
 
 def a_run(rank, world_size, steps, folder, resume):

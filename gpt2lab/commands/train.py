@@ -57,7 +57,7 @@ def run(args) -> int | None:
     if here:
         return _as_one_rank(here, options, source, args)
     folder = folders.folder_for(source, options, args.out)
-    with folders.occupied(folder), _stop_on_interrupt(folder, says=_late_end(options)) as interrupted:
+    with folders.occupied(folder), _stop_on_interrupt(folder) as interrupted:
         try:
             trained = _train(options, folder, source)
         except RankFailed as error:
@@ -95,8 +95,7 @@ def _as_one_rank(here, options: Options, source: Path | None, args) -> int | Non
         try:
             # Slurm sends SIGTERM to all ranks, 30 s before it kills them; torchrun to those left when one has failed.
             asks = ASKS_TO_END if here.launcher == "srun" else [signal.SIGINT]
-            first, says = here.rank == 0, _late_end(options)
-            with _stop_on_interrupt(folder, asks, first, says * first) as interrupted:
+            with _stop_on_interrupt(folder, asks, here.rank == 0) as interrupted:
                 trained = start(here.rank, here.world_size, options, place, source, say_sometimes, device)
         except (FloatingPointError, checkpoint.BadCheckpoint) as error:
             if here.rank == 0:  # the sentence is the same on every rank
@@ -188,21 +187,9 @@ class _Output:
             return None
 
 
-def _late_end(options: Options) -> str:
-    """What to say to who ends a run whose plan runs many steps in one go; empty where it ends after its step."""
-    if not options.the_plan().asynchronous:
-        return ""
-    return (
-        f"\n{options.plan} can be saved only when its pipeline drains: at the next multiple of --evaluate "
-        f"{options.evaluate} or --save {options.save}. For an earlier end make these smaller.\n"
-    )
-
-
 @contextmanager
-def _stop_on_interrupt(folder: Path | None, signals=ASKS_TO_END, clears: bool = True, says: str = ""):
+def _stop_on_interrupt(folder: Path | None, signals=ASKS_TO_END, clears: bool = True):
     """Make Ctrl-C end the run after the current step, which is saved; a third Ctrl-C ends it at once.
-
-    Where that end comes later the first signal `says` so.
 
     SIGTERM and a closed terminal do the same, however often; under nohup, where SIGHUP is ignored, the run goes on.
     Gives the names of the signals that came. The stop file lies where all ranks see it, and one of them `clears` it.
@@ -215,8 +202,6 @@ def _stop_on_interrupt(folder: Path | None, signals=ASKS_TO_END, clears: bool = 
         interrupted.append(signal.Signals(number).name)
         if folder is None or interrupted.count("SIGINT") > 2:
             raise KeyboardInterrupt
-        if len(interrupted) == 1:
-            os.write(2, says.encode())
         if interrupted.count("SIGINT") == 2:
             os.write(
                 2, b"\nThe step under way ends and is saved. Ctrl-C once more: end at once, without it.\n"

@@ -18,7 +18,7 @@ from .play import Player, check
 from .schedule import Op, Schedule, require
 
 
-@checked(per_update=1, stage=0, rank=0)
+@checked(per_update=1, stage=0, rank=0, batches=1)
 @dataclass(frozen=True)
 class Stream:
     """A schedule of many batches with its version table.
@@ -46,9 +46,9 @@ class Stream:
         turn = op.micro // len(self.schedule.ranks_of(op.stage)) + 1  # of this rank's micro-batches
         return self.update(op) + 1 if op.kind == "B" and turn % self.per_update == 0 else None
 
-    def newest(self, stage: int) -> int:
-        """The version that all updates of a stage together make."""
-        return self.update(Op("B", stage, self.schedule.micros - 1)) + 1
+    def newest(self, stage: int, batches: int) -> int:
+        """The version that a stage's updates by so many batches make."""
+        return self.update(Op("B", stage, batches * self.per_update - 1)) + 1
 
     def staleness(self, op: Op) -> int:
         """How many updates the weights read lack: zero where they contain all batches before the operation's own."""

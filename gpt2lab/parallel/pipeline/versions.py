@@ -123,6 +123,39 @@ def unread(table: Stream) -> int:
     return 1 + -(-max(1, schedule.promise[0] - 1) // table.per_update)
 
 
+class Ending:
+    """How many batches of a stream run: all, or those until the run is `asked` to end, the same on every rank.
+
+    Before each batch the first rank looks whether it is asked, and tells every other in one byte whether the batch
+    `AHEAD` later is left out; a rank hears it before its own first operation of the batch. Those between run: receives
+    for them may have been posted.
+    """
+
+    AHEAD = 2  # a mailbox posts so many receives
+
+    def __init__(self, batches: int, everybody: Axis, asked: Callable[[], bool] | None):
+        self.batches, self.all, self.asked, self.told, self.leaving = batches, everybody, asked, 0, deque()
+
+    def before(self, batch: int) -> int:
+        """How many batches run, as far as it is known before this one begins."""
+        while self.asked and self.told <= batch and self.told + self.AHEAD < self.batches:
+            if self.all.rank == 0:
+                ends = torch.tensor([self.asked()])
+                self.leaving += [comm.isend(ends, self.all, other) for other in range(1, self.all.size)]
+            else:
+                ends = comm.recv(torch.tensor([False]), self.all, 0)
+            while len(self.leaving) > self.all.size**2:
+                self.leaving.popleft().wait()  # of a batch whose backward has come back: it was read
+            self.batches = self.told + self.AHEAD if ends else self.batches
+            self.told += 1
+        return self.batches
+
+    def finish(self) -> None:
+        """Wait until every message was sent."""
+        for handle in self.leaving:
+            handle.wait()
+
+
 class Read(NamedTuple):
     """The version that an operation read, and the versions and bytes in the stash after it."""
 
@@ -142,6 +175,7 @@ class Asynchronous(Pipeline):
     def __init__(self, model, mesh: Mesh, schedule: Schedule, table: Callable[[int], Stream]):
         super().__init__(model, mesh, schedule)
         self.table = table  # of so many batches
+        self.all = mesh.axis("all", [mesh.world.ranks], own=True)  # its messages have an order of their own
         # who updates at the same time
         self.norm_axis = mesh.axis("stage", mesh.lines(NAMES[1:]), messages=False)
         self.record: list[Read] = []
@@ -153,11 +187,12 @@ class Asynchronous(Pipeline):
             "updates by itself. Use Trainer.stream, or schedule=1f1b."
         )
 
-    def stream(self, batches: list[list], key, sync, update: Callable[[], None]) -> torch.Tensor:
+    def stream(self, batches: list[list], key, sync, update: Callable[[], None], asked=None) -> torch.Tensor:
         """Run batches (each a list of micro-batches) through and drain; this rank's part of each one's loss.
 
-        `update` finishes this stage's gradients and steps its optimizer. `key` is (seed, first step) or None. At the
-        end every stage holds its newest version, and no other.
+        `update` finishes this stage's gradients and steps its optimizer. `key` is (seed, first step) or None. Where
+        `asked` begins to say that the run shall end, the batches under way are the last (`Ending`). At the end every
+        stage holds its newest version, and no other.
         """
         table = self.table(len(batches))
         self.buffers = buffers_needed(table.schedule)
@@ -165,12 +200,14 @@ class Asynchronous(Pipeline):
         mine = (p for p in self.model.parameters() if not spec.of(p).tied_copy)  # that this stage updates
         stash, losses = Stash(mine), step.loss.new_zeros(len(batches))
         self.embedding = Embedding(self.model.wte and self.model.wte.weight, self.twins, table)
-        newest = [table.newest(stage) for stage in range(table.schedule.depth)]
-        wanted = table.held(self.axis.rank)
+        ending, wanted = Ending(len(batches), self.all, asked), table.held(self.axis.rank)
         self.record.clear()
         self.held.clear()
         with self._hops():
             for n, op in enumerate(table.schedule.orders[self.axis.rank]):
+                step.mailbox.micros = ending.before(table.batch(op)) * table.per_update
+                if op.micro >= step.mailbox.micros:
+                    continue
                 stash.use(table.reads[op])
                 self.embedding.pull(table.tied.get(op, 0))
                 step.key = key and (key[0], key[1] + table.batch(op))
@@ -186,11 +223,11 @@ class Asynchronous(Pipeline):
                 stash.free(wanted[n])
                 self.held.append(len(step.held))
                 self.record.append(Read(op, read, stash.versions, stash.bytes))
-            self.embedding.pull(newest[0])
-            step.mailbox.finish()
-            self.embedding.finish()
-        stash.use(newest[op.stage])
-        return losses
+            self.embedding.pull(table.newest(0, ending.batches))
+            for messages in (step.mailbox, self.embedding, ending):
+                messages.finish()
+        stash.use(table.newest(op.stage, ending.batches))
+        return losses[: ending.batches]
 
     def _update(self, stash: Stash, version: int, wanted: frozenset[int], update) -> None:
         """Make a version from the one before it; that one is kept if an operation will still read it."""
