@@ -60,6 +60,7 @@ TYPED = {
     "plan --config nano --between 10Gb": "'10Gb' may be bits or bytes. Write Gbit or GB.",
     "plan --config nano --between 0gbit": "'0gbit' is no size. Use for example 4GiB, 800MB or 10gbit.",
     "plan --config nano --between 1e400gbit": "'1e400gbit' is no size.",
+    "plan --config nano --json --run": "--json is one table alone. Leave one of them out.",
     "plan --config nano --memory 0": "'0' is no size.",
     "plan --config nano --tokens 1e400": "'1e400' is no number of tokens. Use for example 2T or 300B.",
     "plan --config nano --layers 10001": "'10001' does not fit. Use a whole number from 1 to 10,000.",

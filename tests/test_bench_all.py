@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from itertools import count
+from unittest.mock import Mock
 
 import pytest
 
@@ -113,6 +114,9 @@ def test_rounds_take_turns_a_failure_stops_one_benchmark_and_time_is_limited(tmp
     assert calls == ["good", "bad", "good", "bad", "good"] and found["rounds"] == 3
     assert found["seconds"]["good"]["what"] == [1.0, 3.0, 4.0] and found["seconds"]["bad"]["what"] == [2.0]
     assert found["failed"] == {"bad": "RuntimeError: no such wire"}
+    monkeypatch.setattr(everything, "run_one", Mock(side_effect=AssertionError))  # without a word
+    assert everything.collect(tmp_path, rounds=1, chosen=["good"])["failed"] == {"good": "AssertionError: "}
+    monkeypatch.setattr(everything, "run_one", one)
     assert everything.collect(tmp_path, rounds=3, minutes=0.0, chosen=["good"])["rounds"] == 1
 
 

@@ -3,6 +3,7 @@
 import random
 import time
 from collections import Counter
+from dataclasses import replace
 from itertools import accumulate, product
 
 import pytest
@@ -26,6 +27,7 @@ CASES = {
     "gpus": ("h100x64", 64, "7b", 128, 2048, "bf16-mixed"),
     "slow wires": ("v100x64", 16, "gpt2-medium", 48, 1024, "bf16-mixed-fp32-grads"),
     "cores": ("laptop", 4, "nano", 12, 32, "float32"),
+    "cores, of which few are faster": ("laptop", 2, "nano", 1, 16, "float32"),
     "long": ("a100x64", 16, "llama3-8b", 16, 8192, "bf16"),
     "thin wires": ("h100x64", 16, "gpt2-xl", 50, 1024, "bf16-mixed"),
     "thin wires, three cards": ("h100x64", 12, "gpt2-large", 23, 1024, "bf16"),
@@ -34,11 +36,13 @@ THIN = {
     "thin wires": (None, 1.25e9),
     "thin wires, three cards": (3, 1e8),
 }  # cards, bytes a second of a machine
+SLOWED = {"cores, of which few are faster": ((1, 0.3), (2, 0.5))}
 
 
 def cluster_of(name: str, ranks: int, thin: str = ""):
     """So many ranks of a cluster, perhaps on wires of `THIN`."""
-    return wired(find_cluster(name).with_devices(ranks), *THIN.get(thin, (None, None)))
+    found = wired(find_cluster(name).with_devices(ranks), *THIN.get(thin, (None, None)))
+    return replace(found, slowed=SLOWED.get(thin, found.slowed))
 
 
 def too_high(name: str, count: int = 20, seed: int = 1) -> list[str]:

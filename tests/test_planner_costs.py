@@ -448,11 +448,13 @@ def test_a_long_pipeline_takes_as_long_as_its_clock_says(name, hop, micro, monke
     plan = Plan(pp=4, micro=micro, schedule=name)
     depth = 8 if name in ("interleaved", "breadth_first", "zb_v", "dualpipe_v") else 4
     forward, first, second = [1.0] * (depth - 1) + [1.5], [1.0] * depth, [0.75] * depth
-    whole = float(simulate(make(name, 4, micro), Cost(forward, first, second, hop=hop)).makespan)
     monkeypatch.setattr(pipelines, "MOST", 0)
-    times = tuple(forward), tuple(first), tuple(second)
-    found = pipelines.pipeline_seconds(plan, *times, hop, (1.0,) * micro)
-    assert found == pytest.approx(whole, rel=1e-9)
+    chance = random.Random(0)
+    odd = lambda: [[chance.choice((0.5, 1.0, 1.25, 3.0)) for _ in range(depth)] for _ in range(3)]
+    for times in ((forward, first, second), odd(), odd(), odd()):
+        whole = float(simulate(make(name, 4, micro), Cost(*times, hop=hop)).makespan)
+        found = pipelines.pipeline_seconds(plan, *map(tuple, times), hop, (1.0,) * micro)
+        assert found == pytest.approx(whole, rel=1e-9)
 
 
 FREE = Cluster(8, Device(1e9), Network(Link(0, float("inf"))))

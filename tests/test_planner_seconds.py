@@ -38,6 +38,8 @@ def seconds(machine, axis, size, op="all_reduce"):
         (3, 1, 4, 6, Lies(2, 1, False)),  # dp=2,tp=3 on machines of 4: ranks 3 | 4, 5
         (2, 3, 4, 6, Lies(2, 1, True)),  # its dp: (0, 3) share a machine; (1, 4) and (2, 5) do not
         (4, 1, 1, 4, Lies(4, 1, True)),
+        (2, 6, 8, 8, Lies(1, 2, True)),  # the embedding's two ends in pp=4,dp=2: (0, 6) and (1, 7), no (2, 8)
+        (2, 6, 4, 8, Lies(2, 1, True)),
     ],
 )
 def test_how_groups_lie_on_machines(ranks, distance, node, world, lies):

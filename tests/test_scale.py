@@ -4,6 +4,7 @@ import math
 import random
 import statistics
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -148,6 +149,10 @@ def test_switches_that_add_halve_what_a_network_card_sends():
     assert sent == 2**17 and 4 * sum(live[7:-7]) == pytest.approx(2 * 7 / 8 * sent)
     assert seconds < collective("hierarchical", 64, 2**20, Fabric(8, 64)).seconds
     assert in_network(8, 2**20, Fabric())[1] == 0
+    one = Fabric(8, 64, taper=4.0, rail=Link(5e-6, 25e9), spine=Link(5e-6, 25e9))
+    again = replace(one, spine=one.rail)
+    for ranks in (64, 128):  # up to 64 nothing leaves the pod, whose wires are not tapered
+        assert in_network(ranks, 2**20, again) == in_network(ranks, 2**20, one)
 
 
 def test_an_all_to_all_sends_all_but_the_own_part():
@@ -182,6 +187,13 @@ def test_an_undisturbed_life_saves_between_its_pieces_of_work():
         ("save", 4.5, 5),
         ("work", 5, 6),
     ]
+
+
+def test_a_life_in_other_units_is_the_same_life():
+    for whole, unit in product((3, 6, 7, 10, 11), (0.1, 0.2, 0.7, 1e-3)):
+        found = life(unit, unit, 0, [], whole * unit)
+        scaled = [Phase(s.kind, s.start / unit, s.end / unit) for s in found]
+        assert kinds(scaled) == kinds(life(1, 1, 0, [], whole)), (whole, unit)
 
 
 def test_a_failure_loses_what_was_not_saved_and_one_in_a_save_loses_the_save():

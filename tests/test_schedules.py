@@ -389,7 +389,10 @@ def test_fractions_and_floats_are_drawn_too():
     )
     assert "0F0" in draw(simulate(make("zb_v", 2, 4), Cost(0.5, 0.25, 0.3)))
     assert "7.5" in summary(simulate(make("1f1b", 2, 4), Cost(0.5, 0.5, 0.5)))
-    assert draw(make("1f1b", 4, 64), width=80).splitlines()[0].endswith(" ... | holds 4")
+    for width in (32, 80):
+        lines = draw(make("1f1b", 4, 64), width=width).splitlines()
+        assert max(map(len, lines)) <= width and lines[0].endswith(" ... | holds 4")
+    assert max(map(len, draw(make("1f1b", 4, 64), width=4).splitlines())) < 32
 
 
 def test_what_takes_no_time_takes_no_column():

@@ -310,6 +310,8 @@ ODD = {
     "one tensor joined": lambda x: torch.cat([x]) * 2,
     "numbers from their place in two dimensions": lambda x: x + torch.arange(32.0).view(8, 4),
     "windows over the last dimension": lambda x: x.unfold(-1, 2, 1),
+    "a sum rounded down": lambda x: torch.div(x @ torch.ones(4, 3, dtype=x.dtype), 3, rounding_mode="floor"),
+    "a sum as whole numbers": lambda x: (x @ torch.full((4, 3), 0.3, dtype=x.dtype)).int() * 1.0,
     "a look-up in a table of two dimensions joined": lambda x: F.embedding(some(), x.reshape(32, 1)),
     "a gather of two dimensions joined": lambda x: x.reshape(1, 32).gather(1, some().view(1, 5)),
     "a scatter to two dimensions joined": lambda x: (

@@ -142,7 +142,8 @@ def test_what_may_overlap_and_what_may_not():
     assert check.span(graph) == 5 and check.work(graph) == 8
 
 
-def test_tasks_that_reduce_come_in_any_order_but_one_at_a_time():
+@pytest.mark.parametrize("run", [run_fork_join, run_tasks])
+def test_tasks_that_reduce_come_in_any_order_but_one_at_a_time(run):
     inside, most, graph = [], [], TaskGraph({"x": torch.zeros(3)})
 
     def add(x):
@@ -153,9 +154,9 @@ def test_tasks_that_reduce_come_in_any_order_but_one_at_a_time():
         inside.pop()
 
     for number in range(20):
-        graph.add(f"add {number}", add, reduces("x"))
+        graph.add(f"add {number}", add, reduces("x"), loop="adds")
     assert not list(graph.edges())
-    run_tasks(graph, 4)
+    run(graph, 4)
     assert graph.tensors["x"].tolist() == [20] * 3 and max(most) == 1
 
 

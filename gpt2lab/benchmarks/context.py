@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 
+from ..machine.words import in_a_line
 from ..model import GPT2Config, causal_attention
 from ..parallel.context import attention, exchanges
 from ..parallel.context.costs import imbalance
@@ -70,7 +71,7 @@ def contest(rank: int, world_size: int, args) -> Contest:
             apart = difference(theirs(), our_attention(mesh, "zigzag", "ring", inputs, None)())
             facts[RIVAL], ways[RIVAL] = {"results differ by": apart}, theirs
         except Exception as found:
-            why = f"{type(found).__name__}: {str(found).splitlines()[0][:140]}"
+            why = in_a_line(found)
             facts[SERIAL] = {f"{RIVAL} does not run here:": why}
 
     def clear(name):

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from ..corpus.storage import read_json
 from ..machine import speed
 from ..machine.arguments import MORE, said_in
+from ..machine.words import in_a_line
 from .races import RACES, arguments, run
 
 LEAST = 0.05  # a smaller change of the median is none, however small the spread
@@ -74,7 +75,7 @@ def collect(folder: Path, quick: bool = True, rounds: int = 5, minutes: float = 
                     try:
                         add_samples(found.setdefault(name, {}), run_one(name, quick, folder))
                     except Exception as error:  # the others still count; `failed` is reported at the end
-                        failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
+                        failed[name] = in_a_line(error)
                 bar.update()
             done, longest = done + 1, max(longest, time.monotonic() - start)
     took = (time.monotonic() - begin) / 60

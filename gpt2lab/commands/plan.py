@@ -58,6 +58,8 @@ def run(args) -> None:
     cluster = here() if args.cluster == "here" else find_cluster(args.cluster)
     cluster = wired(cluster.with_devices(args.ranks or cluster.devices), args.cards, args.between)
     args.precision = args.precision or ("float32" if cluster.cores else "bf16-mixed")
+    if args.json and args.run:
+        raise ValueError("--run prints its own lines, and --json is one table alone. Leave one of them out.")
     if args.explain and args.json:
         raise ValueError("--explain would change nothing: --json tells all. Leave it out.")
     if args.run and args.precision != "float32":
@@ -107,8 +109,8 @@ def launching_line(plan: Plan, config, args, cluster: Cluster) -> str:
     said += f" --sequence {args.length} --dtype {kind}{whole}"
     if plan.world == 1:
         return f"launch: python {said}"
-    nodes = -(-plan.world // cluster.network.node)
-    each = cluster.network.node if plan.world % nodes else plan.world // nodes
+    each = min(plan.world, cluster.network.node)  # machine by machine, as the prediction has them
+    nodes = -(-plan.world // each)
     rest = plan.world - each * (nodes - 1)
     last = f"\n    on the last machine: --nproc-per-node {rest}" if rest < each else ""
     many = f"--nnodes {nodes} --rdzv-backend c10d --rdzv-endpoint HOST0:29500"

@@ -44,7 +44,7 @@ OPTIONS = {
     "blocking": Setting("senders wait for the hop too", bool, False),
     "recompute": Setting("a backward runs the forward again first", bool, False),
     "buffers": Setting("check for deadlock with so many unread messages a link", within(0)),
-    "width": Setting("longest line, in characters", within(20), 160),
+    "width": Setting("longest line, in characters", within(32), 160),
     "csv": Setting("print it in PyTorch's notation instead", bool, False),
 }
 

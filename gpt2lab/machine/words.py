@@ -27,3 +27,8 @@ def refuse(given: Iterable[str], idle: dict[str, str], typed: Callable[[str], st
     """Raise ValueError where one of the given options changes nothing, with the reason; `typed` is how it is typed."""
     for name in (name for name in given if name in idle):
         raise ValueError(f"{typed(name)} would change nothing: {idle[name]}. Leave it out.")
+
+
+def in_a_line(error: BaseException) -> str:
+    """The kind of an error and the first line of its text, which may be empty."""
+    return f"{type(error).__name__}: {str(error)[:200].partition(chr(10))[0]}"

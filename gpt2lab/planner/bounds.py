@@ -77,6 +77,7 @@ class Bounds:
             )
         self.device, network = self.cluster.device.with_numbers(self.itemsize), self.cluster.network
         self.wire = max(link.bandwidth for link in (network.inside, network.between) if link)
+        self.fastest = min((1.0, *(factor for _, factor in self.cluster.slowed)))  # some ranks may be faster
 
     def of(self, plan) -> tuple[float, float]:
         """(seconds, bytes), both at most what `cost.predict` says, however the loss is computed."""
@@ -85,8 +86,11 @@ class Bounds:
     def _of(self, plan) -> tuple[float, float]:
         share = RankShare(plan, self.config, self.rows, self.length, self.itemsize, mixed=self.mixed)
         mine = self.elements(share) / (share.sharing[0] if plan.zero else 1)
-        update = UPDATE * share.master * mine / self.device.copy
-        seconds, sums = self._once((WORK(plan), share.again), lambda: self.seconds(share)), self.sums(share)
+        update = self.fastest * UPDATE * share.master * mine / self.device.copy
+        seconds, sums = (
+            self._once((WORK(plan), share.again), lambda: self.seconds(share)),
+            self.fastest * self.sums(share),
+        )
         # a backward of the largest micro-batch may hide more than most
         even = (self.rows // plan.dp // plan.micro) / -(-self.rows // (plan.dp * plan.micro))
         if plan.zero < 2:  # behind the last backward alone, or after it
@@ -132,7 +136,8 @@ class Bounds:
         net, tokens = units(self.config), self.rows * self.length
         seen = self.rows * pairs_seen(RankShare(Plan(), self.config, 1, self.length), self.length)
         blocks = net.n_layer * (2 * net.multiplied * tokens + 4 * net.n_embd * seen)
-        return 3 * (blocks + 2 * net.n_embd * net.vocab_size * tokens) / (world * self.device.rate)
+        least = 3 * (blocks + 2 * net.n_embd * net.vocab_size * tokens) / (world * self.device.rate)
+        return self.fastest * least
 
     def _once(self, key: tuple, make: Callable):
         if key not in self.known:

@@ -74,13 +74,13 @@ def life(
         raise ValueError(
             f"A save is written for {write:g}, longer than the {interval:g} between saves. Use a longer interval."
         )
-    spans, now, done, coming = [], 0.0, 0.0, sorted(failures, reverse=True)
-    # when the last save is complete, its first phase, the work before it
-    written, first, before = 0.0, 0, 0.0
-    while done < work:
-        step = min(interval, work - done)
-        worked = now + step
-        saved = worked + save if done + step < work else worked
+    spans, now, done, coming = [], 0.0, 0, sorted(failures, reverse=True)
+    pieces = math.ceil(work / interval * (1 - 1e-12))  # in units of intervals, the last may be shorter
+    # when the last save is complete, its first phase, the pieces before it
+    written, first, before = 0.0, 0, 0
+    while done < pieces:
+        worked = now + min(interval, work - done * interval)
+        saved = worked + save if done + 1 < pieces else worked
         while coming and coming[-1] <= now:
             coming.pop()
         if coming and coming[-1] < saved:
@@ -93,7 +93,7 @@ def life(
             continue
         written, first, before = saved + write, len(spans), done
         spans += [Phase("work", now, worked), Phase("save", worked, saved)]
-        now, done = saved, done + step
+        now, done = saved, done + 1
     return [s for s in spans if s.length]
 
 

@@ -1,7 +1,7 @@
 """How long a pipeline takes from its first forward to its last backward: by its clock, or faster where that is exact.
 
 The clock visits every operation. For 1F1B all stages take a step at once; of any other long schedule only the beginning
-is simulated, as each further micro-batch adds the same time once the pipeline is full.
+is simulated, as each further micro-batch adds the same time once the pipeline is full; of `WHOLE` it does not.
 """
 
 from functools import lru_cache
@@ -12,6 +12,7 @@ from ..schedules import Cost, simulate
 from .share import order_of
 
 MOST = 2_000  # operations that are simulated one by one
+WHOLE = "zb_h2", "dualpipe_v"
 
 
 @lru_cache(maxsize=4096)
@@ -27,7 +28,7 @@ def pipeline_seconds(plan, forward: tuple, first: tuple, second: tuple, hop: flo
     whole = lambda micro: float(simulate(order_of(plan, micro), cost).makespan)
     chunks = len(forward) // plan.pp or 1
     few, more = 3 * plan.pp, 4 * plan.pp
-    if not even or 2 * plan.pp * chunks * plan.micro <= MOST or plan.micro <= more:
+    if not even or plan.schedule in WHOLE or 2 * plan.pp * chunks * plan.micro <= MOST or plan.micro <= more:
         return whole(plan.micro)
     few += (plan.micro - few) % plan.pp  # the same remainder: schedules go by groups of pp micro-batches
     a, b = whole(few), whole(few + 2 * plan.pp)

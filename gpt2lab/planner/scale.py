@@ -214,9 +214,11 @@ def in_network(ranks: int, size: int, fabric: Fabric) -> tuple[float, float]:
     inside = all_reduce_time("ring", machine, size, fabric.inside)
     if ranks <= machine:
         return inside, 0.0
-    up = [fabric.rail] + [fabric.spine] * (ranks > fabric.pod)
-    slowest = min(link.bandwidth / (fabric.taper if link is fabric.spine else 1) for link in up)
-    return inside + 2 * sum(link.latency for link in up) + size / machine / slowest, size / machine
+    latency, slowest = fabric.rail.latency, fabric.rail.bandwidth
+    if ranks > fabric.pod:
+        latency += fabric.spine.latency
+        slowest = min(slowest, fabric.spine.bandwidth / fabric.taper)
+    return inside + 2 * latency + size / machine / slowest, size / machine
 
 
 @checked(n=(1, 10**15), mean=0, spread=MORE)

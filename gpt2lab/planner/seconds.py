@@ -40,7 +40,7 @@ def groups_on_nodes(ranks: int, distance: int, node: int, world: int) -> Lies:
     groups = [
         Counter((start + first + distance * i) // node for i in range(ranks))
         for start in range(0, period, block)
-        for first in range(distance)
+        for first in range(min(distance, world - start - distance * (ranks - 1)))
     ]
     split = [g for g in groups if len(g) > 1] or groups
     even = all(len(set(g.values())) == 1 for g in groups)
@@ -94,9 +94,7 @@ class RankOnCluster:
 
     def on_nodes(self, axis: str) -> Lies:
         """How the groups of an axis lie on the nodes."""
-        ranks, distance = self.rings[axis]
-        world = max(self.share.plan.world, ranks * distance)
-        return groups_on_nodes(ranks, distance, max(self.cluster.network.node, 1), world)
+        return groups_on_nodes(*self.rings[axis], max(self.cluster.network.node, 1), self.share.plan.world)
 
     def crosses(self, axis: str) -> bool:
         """Whether a group of the axis has ranks in several nodes."""

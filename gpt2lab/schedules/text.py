@@ -39,7 +39,9 @@ def draw(timeline: Timeline | Schedule, width: int = 160) -> str:
         text = " ".join(c.ljust(cell - 1) for c in cells)
         head, tail = f"rank {rank:<2} | ", f" | holds {schedule.peak(rank)}"
         room = width - len(head) - len(tail)
-        lines.append(head + (text if len(text) <= room else text[: room - 4].rstrip() + " ...") + tail)
+        lines.append(
+            head + (text if len(text) <= room else text[: max(0, room - 4)].rstrip() + " ...") + tail
+        )
     return "\n".join(lines)
 
 

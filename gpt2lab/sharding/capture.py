@@ -17,12 +17,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..machine.arguments import checked
 from .graph import Builder, Graph
-from .operators import POINTWISE, RESHAPES, rule
+from .operators import LINEAR, POINTWISE, RESHAPES, rule
 
 aten = torch.ops.aten
 CONSTANTS = ("full", "arange", "scalar_tensor")
 STEP_1 = "windows one step apart"
 ONLY = {  # operators that have one description for several forms: the one that it knows, and which calls have it
+    "view": ("a shape", lambda x, shape: not isinstance(shape, torch.dtype)),
     "unfold": (STEP_1, lambda x, dim, size, step: step == 1),
     "unfold_backward": (STEP_1, lambda grad, sizes, dim, size, step: step == 1),
     "scatter": (
@@ -142,6 +143,10 @@ class _Reader:
                 self._add(node, self.fx[node], "input", (), None, None)
             elif node.op == "call_function":
                 self._operator(node)
+            elif node.op == "get_attr":
+                raise ValueError(
+                    "The function reads a tensor that is none of its inputs. Make it one of them."
+                )
             elif node.op == "output":
                 given = node.args[0]
                 made = [self._name(n) for n in (given if isinstance(given, list | tuple) else [given])]
@@ -192,16 +197,18 @@ class _Reader:
 
     def _how(self, op, node):
         value, args = node.meta["val"], node.args
+        if op in ONLY and not ONLY[op][1](*args):
+            raise ValueError(
+                f"{op} is captured only with {ONLY[op][0]}. Use it so, or write it in another way."
+            )
         if op in RESHAPES:
             return "view"
         if op == "cat":
             if len({n.meta["val"].shape for n in args[0]}) > 1:
                 raise ValueError("pieces of different lengths cannot be joined in a partitioned program.")
             return ("join", (args[1] if len(args) > 1 else 0) % value.dim())
-        if op in ONLY and not ONLY[op][1](*args):
-            raise ValueError(
-                f"{op} is captured only with {ONLY[op][0]}. Use it so, or write it in another way."
-            )
+        if op in LINEAR and (node.kwargs.get("rounding_mode") or not value.dtype.is_floating_point):
+            op = "round"
         numbers = (int, float) if op in POINTWISE else ()
         given = [a for a in args if isinstance(a, (torch.fx.Node, *numbers))]
         shapes = tuple(tuple(a.meta["val"].shape) if isinstance(a, torch.fx.Node) else None for a in given)

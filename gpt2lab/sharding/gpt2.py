@@ -48,16 +48,7 @@ def captured_gpt2(
     parameter and moment. Aliases are `border 0` and so on for what goes from the embedding to the first attention,
     from there to the MLP, and so on to the head, and `grad border 0`.
     """
-    if length > config.n_positions:
-        raise ValueError(
-            f"length = {length} does not fit. Use at most the model's {config.n_positions} positions."
-        )
-    if not hasattr(recipe, "optimizer") and recipe is not None:
-        raise ValueError(
-            f"recipe = {recipe!r} is no recipe. Use a train.Recipe, or None for gradients alone."
-        )
-    if config.dropout:
-        raise ValueError("dropout is not captured. Use a GPT2Config with dropout=0.")
+    _check(config, length, recipe)
     model, borders = GPT2(config).to(dtype), []
     for block in model.h.values():
         block.attn.core = plain_attention
@@ -94,6 +85,25 @@ def captured_gpt2(
         outputs={n: v for n, v in graph.outputs.items() if n not in ends},
         aliases={n: graph.outputs[n] for n in ends},
     )
+
+
+def _check(config: GPT2Config, length: int, recipe) -> None:
+    """Raise ValueError for what is not captured."""
+    if length > config.n_positions:
+        raise ValueError(
+            f"length = {length} does not fit. Use at most the model's {config.n_positions} positions."
+        )
+    if not hasattr(recipe, "optimizer") and recipe is not None:
+        raise ValueError(
+            f"recipe = {recipe!r} is no recipe. Use a train.Recipe, or None for gradients alone."
+        )
+    if config.dropout:
+        raise ValueError("dropout is not captured. Use a GPT2Config with dropout=0.")
+    if recipe and (recipe.warmup or recipe.decay_steps or recipe.autocast or recipe.optimizer == "muon"):
+        raise ValueError(
+            "An update is captured with sgd or adamw, at one rate and in one type. Leave muon, warmup, decay_steps and "
+            "autocast out."
+        )
 
 
 DIMENSIONS = {

@@ -70,6 +70,7 @@ LINEAR = {
 POINTWISE = {
     *LINEAR,
     *("gelu", "tanh", "exp", "log", "rsqrt", "sqrt", "pow", "reciprocal", "rsub", "clamp"),
+    "round",  # whatever makes whole numbers
     *("ge", "lt", "ne", "eq", "maximum", "minimum", "bitwise_and", "bitwise_not", "logical_not"),
 }
 RESHAPES = ("view", "unsqueeze", "squeeze")

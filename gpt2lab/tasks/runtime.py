@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 
@@ -91,6 +91,7 @@ def run_fork_join(
     """
     loops, recorder = check.independent_loops(graph), Recorder()
     barrier, failures = threading.Barrier(workers), []
+    alone = {tensor: threading.Lock() for task in graph.tasks for tensor in task.locks}
 
     def share(loop: list[Task], worker: int) -> list[Task]:
         if loop[0].wire or not parallel(loop[0].loop):
@@ -102,7 +103,10 @@ def run_fork_join(
             with one_thread():
                 for loop in loops:
                     for task in share(loop, worker):
-                        recorder.finish(task, worker)
+                        with ExitStack() as held:
+                            for tensor in task.locks:  # sorted, so that no two tasks wait for each other
+                                held.enter_context(alone[tensor])
+                            recorder.finish(task, worker)
                     start = time.perf_counter()
                     barrier.wait()
                     recorder.note("barrier", "wait", start, f"worker {worker}")
