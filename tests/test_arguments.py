@@ -399,6 +399,7 @@ LARGE = {  # besides those; and which of those has an end
     "Schedule": "micros",
     "Shape": "ranks",
     "Staged.cost": "micros rank",
+    "Stream.newest": "batches",
     "captured_gpt2": "length rows",
     "dapple": "micros",
     "dapple_latency": "micros",

@@ -44,7 +44,7 @@ from gpt2lab.planner.problem import Cluster, Device, Operator, OperatorGraph
 from gpt2lab.ranks import comm, trace
 from gpt2lab.ranks.mesh import Axis, Mesh
 from gpt2lab.run import Options
-from gpt2lab.schedules import check, from_csv, make
+from gpt2lab.schedules import check, from_csv, make, to_csv
 from gpt2lab.schedules.asynchronous import make_stream
 from gpt2lab.schedules.phases import v_placement
 from gpt2lab.schedules.registry import NAMES
@@ -139,6 +139,8 @@ CALLS = [
      "6 ranks cannot be split into nodes of 4 (6 % 4 = 2). Use 1, 2, 3, 6"),
     (lambda: together([[(0.0, 1.0)], []]), "argument 2 is shorter than argument 1"),
     (lambda: trace.span("x", kind="forwards").__enter__(), "'forwards'...forward, backward"),
+    (lambda: GPT2Tasks(GPT2(SMALL), 2, 3, lambda n: None, axis=Axis("dp", (0, 1, 2, 3), 0)),
+     "4 ranks have rows of their own. Give total"),
     (lambda: GPT2Tasks(GPT2(SMALL), 2, 3, lambda n: None, axis=Axis("dp", (0, 1, 2, 3), 0), sliced=True),
      "3 tokens cannot be spread over 4 ranks. Use at most 3."),
     *((lambda more=more: GPT2Tasks(GPT2(replace(SMALL, **more)), 2, 3, None),
@@ -223,6 +225,7 @@ CALLS = [
     *[(partial(make, name, 0, 8), "stages = 0: a pipeline needs at least 1") for name in NAMES],
     (lambda: v_placement(0), "stages = 0: a pipeline needs at least 1. Use stages = 1 or more"),
     *[(partial(make, name, 4, 0), "micro-batches = 0: a pipeline needs at least 1") for name in NAMES],
+    (lambda: to_csv(make_stream("pipedream", (2, 1), 4).schedule), "stage on several ranks cannot be written"),
     (lambda: from_csv("0X0"), "'0X0' is not an operation"),
     (lambda: from_csv("\n"), "There is no operation"),
     (lambda: make_stream("pipedream", (2, 1), 7),

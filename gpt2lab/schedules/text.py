@@ -66,8 +66,11 @@ def summary(timeline: Timeline) -> str:
 def to_csv(schedule: Schedule) -> str:
     """A line for every rank, its operations separated by commas: `0F0,0F1,0B0`.
 
-    A comment above them says what the operations do not show: two copies of the model, token slices.
+    A comment above them says what the operations do not show: two copies of the model, token slices. Raises
+    ScheduleError for stages on several ranks.
     """
+    if schedule.replicas:
+        raise ScheduleError("A stage on several ranks cannot be written. Use a schedule of one rank a stage.")
     where = " ".join(map(str, schedule.placement))
     head = f"# micros={schedule.micros},copies={schedule.copies},slices={schedule.slices},placement={where}\n"
     rows = "".join(",".join(map(str, order)) + "\n" for order in schedule.orders)

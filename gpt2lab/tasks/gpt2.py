@@ -89,6 +89,10 @@ class GPT2Tasks:
             raise ValueError(
                 f"{length} tokens cannot be spread over {axis.size} ranks. Use at most {length}."
             )
+        if axis.size > 1 and not sliced and not total:
+            raise ValueError(
+                f"{axis.size} ranks have rows of their own. Give total, the number of targets of all ranks together."
+            )
         self.config, self.rows, self.blocks = model.config, rows, blocks
         self.slices = comm.split_sizes(length, axis.size) if sliced else [length]
         self.place = axis.rank if sliced else 0
