@@ -36,10 +36,20 @@ def test_one_command_runs_every_version_and_writes_json_and_dashboard(tmp_path, 
     assert all(name in said for name in bench.VERSIONS)
 
 
+FOUND = {"tasks": [[3.0, 2.0, 2.0]], "sequential": [[9.0, 2.0, 4.0], [5.0, 3.0, 5.0]]}
+
+
 def test_the_first_iteration_stands_apart():
-    rows = bench.summary({"sequential": [[9.0, 2.0, 4.0], [5.0, 3.0, 5.0]], "tasks": [[3.0, 2.0, 2.0]]}, 2)
+    rows = bench.summary(FOUND, 2)
     assert rows["sequential"] == {"mean": 3.5, "spread": 1.0, "first": 7.0}
     assert rows["tasks"]["speedup"] == 1.75 and rows["tasks"]["efficiency"] == 0.875
+
+
+def test_efficiency_is_drawn_against_one_worker_whatever_was_named_first():
+    for found, bars in ((FOUND, [0.875, 0.5]), ({"tasks": FOUND["tasks"]}, [0.5])):
+        _, right = plots.dashboard(found, 2, {"sequential": 112.0, "x": 2.0}).axes
+        assert [bar.get_width() for bar in right.patches] == bars
+        assert "against sequential" in right.get_title("left")
 
 
 def test_published_figures_give_the_published_metrics():

@@ -7,6 +7,7 @@ import random
 import shutil
 import tarfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -171,6 +172,11 @@ def written(tmp_path):
     model = random_weights(GPT2(OF_LLMC))
     llmc.write_weights(model, tmp_path / "model.bin")
     return model, tmp_path / "model.bin"
+
+
+def test_a_window_has_no_word_in_llmcs_file(tmp_path):
+    with pytest.raises(ValueError, match="no word for a window of 3. Write a model without."):
+        llmc.write_weights(GPT2(replace(OF_LLMC, window=3)), tmp_path / "model.bin")
 
 
 def test_weights_round_trip_and_lie_where_llmc_looks(written):

@@ -122,8 +122,11 @@ REFUSED = [  # what is done to the folder, and what is said
     (lambda p: reconfigure(p, tie_word_embeddings=False), "tie_word_embeddings"),
     (lambda p: reconfigure(p, n_layer=99), "makes a model of 716,496 parameters, and the files"),
     (lambda p: reconfigure(p, n_inner=7), "an MLP of width 7; this GPT-2's is 4 x 24"),
+    (lambda p: rewrite(p, lambda t: t | {"lm_head.weight": t["transformer.wte.weight"] + 1}),
+     "has a head of its own, and GPT-2's is its embedding"),
     (cut_off, "model.safetensors is cut off or not a safetensors file"),
-    (lambda p: (p / "model.safetensors").unlink(), "model.safetensors is missing"),
+    (lambda p: (p / "model.safetensors").unlink(),
+     "model.safetensors is missing: weights are read from this one file. Save the model so"),
     (lambda p: (p / "config.json").write_text("{}"), "does not say vocab_size"),
     (lambda p: (p / "config.json").unlink(), "no config.json"),
 ]  # fmt: skip

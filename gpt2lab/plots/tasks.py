@@ -131,14 +131,20 @@ def dashboard(found: dict[str, list[list[float]]], count: int, published: dict[s
     left.set(ylim=(0, None), xlabel="iteration (x: the first)", title="ms an iteration (measured)")
     left.legend(fontsize=8, loc="lower right")
     means = {name: statistics.mean(s for run in runs for s in run[1:]) for name, runs in found.items()}
-    first = next(iter(means))
-    for place, mean in enumerate(means.values()):
-        right.barh(place, means[first] / mean / count, 0.6, color=HUES[place])
-    names = [name for name in published if name != "sequential"]
-    for place, name in enumerate(names, len(means)):
-        right.barh(place, published["sequential"] / published[name] / 112, 0.6, color=THINGS[2])
-    name_rows(right, [*means, *(f"{n} (112, from a paper)" for n in names)], fontsize=8)
+    against = lambda times, workers: {
+        name: times["sequential"] / seconds / workers
+        for name, seconds in times.items()
+        if "sequential" in times and name != "sequential"
+    }
+    own, theirs = against(means, count), against(published, 112)
+    colors = [
+        *(hue for name, hue in zip(means, HUES, strict=False) if name in own),
+        *(THINGS[2] for _ in theirs),
+    ]
+    for place, (share, color) in enumerate(zip([*own.values(), *theirs.values()], colors, strict=True)):
+        right.barh(place, share, 0.6, color=color)
+    name_rows(right, [*own, *(f"{name} (112, from a paper)" for name in theirs)], fontsize=8)
     right.grid(visible=True, axis="y")
     right.axvline(1, color="black", linewidth=0.8)
-    right.set_title(f"efficiency, {count} workers,\nagainst {first}")
+    right.set_title(f"efficiency, {count} workers,\nagainst sequential")
     return fig

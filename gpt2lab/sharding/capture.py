@@ -8,6 +8,7 @@ is operators like all others, and f and g, which Megatron puts there by hand, ca
 What has sums inside (layer norm, softmax) is decomposed into its sums, so that each can be cut.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -28,8 +29,11 @@ ONLY = {  # operators that have one description for several forms: the one that 
     "unfold_backward": (STEP_1, lambda grad, sizes, dim, size, step: step == 1),
     "scatter": (
         "a number at one place of each row",
-        lambda x, dim, at, number: at.meta["val"].size(dim) == 1 and not isinstance(number, torch.fx.Node),
+        lambda x, dim, at, number, reduce=None: (
+            not reduce and not isinstance(number, torch.fx.Node) and _one_a_row(*_values(x, at), dim)
+        ),
     ),
+    "addmm": ("a bias of one dimension", lambda b, *more, **scales: b.meta["val"].dim() == 1),
     "embedding_dense_backward": (
         "neither padding_idx nor scale_grad_by_freq",
         lambda grad, at, rows, padding, scaled: padding < 0 and not scaled,
@@ -37,13 +41,24 @@ ONLY = {  # operators that have one description for several forms: the one that 
 }
 
 
+def _one_a_row(x, at, dim: int) -> bool:
+    """Whether `at` has one place along a dimension of x for all places along the others."""
+    return at.shape == x.narrow(dim, 0, 1).shape
+
+
+def _values(*nodes) -> list[torch.Tensor]:
+    return [node.meta["val"] for node in nodes]
+
+
 def layer_norm(x, shape, weight, bias, eps):
     """`native_layer_norm` by its two sums a row: the result, the mean, and one over the deviation."""
-    n, dims = x.size(-1), [-1]
+    n, dims = math.prod(shape), [*range(-len(shape), 0)]
     mean = x.sum(dims, keepdim=True) / n
     centred = x - mean
     scale = ((centred * centred).sum(dims, keepdim=True) / n + eps).rsqrt()
-    return centred * scale * weight + bias, mean, scale
+    y = centred * scale
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias, mean, scale
 
 
 def convolution(x, w, bias, stride, padding, dilation, transposed, output_padding, groups):
@@ -197,7 +212,7 @@ class _Reader:
 
     def _how(self, op, node):
         value, args = node.meta["val"], node.args
-        if op in ONLY and not ONLY[op][1](*args):
+        if op in ONLY and not ONLY[op][1](*args, **node.kwargs):
             raise ValueError(
                 f"{op} is captured only with {ONLY[op][0]}. Use it so, or write it in another way."
             )

@@ -170,7 +170,10 @@ def config_text(model: GPT2) -> str:
 
 def _read(file: Path) -> dict[str, torch.Tensor]:
     if not file.exists():
-        raise FileNotFoundError(f"{file} is missing: the folder holds a configuration but no weights.")
+        raise FileNotFoundError(
+            f"{file} is missing: weights are read from this one file. Save the model so: save_pretrained(folder, "
+            'max_shard_size="100GB").'
+        )
     try:
         return load_file(file)
     except SafetensorError as error:
@@ -179,10 +182,12 @@ def _read(file: Path) -> dict[str, torch.Tensor]:
 
 def _translated(tensors: dict, model: GPT2, file: Path) -> dict[str, torch.Tensor]:
     """The tensors under our names, in our layout; ValueError names what is missing, foreign or misshapen."""
-    ours = {}
+    ours, head = {}, None
     for name, tensor in tensors.items():
         name = name.removeprefix("transformer.")
-        if not name.endswith(MASKS) and name != "lm_head.weight":  # the head is wte, kept once
+        if name == "lm_head.weight":  # the head is wte, kept once
+            head = tensor
+        elif not name.endswith(MASKS):
             ours[name] = tensor.T if name.endswith(TRANSPOSED) else tensor
     wanted = model.state_dict()
     missing, foreign = sorted(wanted.keys() - ours.keys()), sorted(ours.keys() - wanted.keys())
@@ -196,6 +201,8 @@ def _translated(tensors: dict, model: GPT2, file: Path) -> dict[str, torch.Tenso
                 f"{file}: {name} is {tuple(tensor.shape)} in the file, but {tuple(wanted[name].shape)} "
                 f"by the configuration."
             )
+    if head is not None and not torch.equal(head, ours["wte.weight"]):
+        raise ValueError(f"{file} has a head of its own, and GPT-2's is its embedding. Use a tied model.")
     return ours
 
 

@@ -41,13 +41,15 @@ def padded_vocabulary(vocab_size: int) -> int:
 def write_weights(model: GPT2, path: Path) -> None:
     """Write a model as llm.c's `gpt2_124M.bin`; the padding rows of the embedding are zero.
 
-    Raises ValueError for a model with experts.
+    Raises ValueError for a model with experts or a window, for which it has no word.
     """
     c = model.config
     if c.experts:
         raise ValueError(
             f"llm.c's file has one MLP a layer, no {c.experts.experts} experts. Write a dense model."
         )
+    if c.window is not None:
+        raise ValueError(f"llm.c's file has no word for a window of {c.window}. Write a model without.")
     vocabulary = padded_vocabulary(c.vocab_size)
     weights = dict(model.named_parameters())
     weights["wte.weight"] = F.pad(model.wte.weight, (0, 0, 0, vocabulary - c.vocab_size))
