@@ -14,18 +14,20 @@ if TYPE_CHECKING:
 
 
 def newest(out: Path, more: str = "") -> Path:
-    """The newest run under `out` that has a checkpoint. Where there is none, ValueError, which ends in `more`."""
-    runs = [run for run in out.glob("*") if any(run.glob("checkpoint-*"))]
+    """The run under `out` that has saved a checkpoint last. Where there is none, ValueError, which ends in `more`."""
+    runs, saved = [run for run in out.glob("*") if any(run.glob("checkpoint-*"))], {}
     if runs:  # only then: torch takes seconds
         from ..storage import checkpoint
+        from ..storage.reading import STATE
 
-        runs = [run for run in runs if checkpoint.all_in(run)]
-    if not runs:
+        found = {run: checkpoint.all_in(run)[-1:] for run in runs}
+        saved = {run: (last[0] / STATE).stat().st_mtime_ns for run, last in found.items() if last}
+    if not saved:
         raise ValueError(
             f"There is no run with a checkpoint in {out}/. Say where one is, or train one in about two "
             f"minutes: gpt2lab train. {more}".rstrip()
         )
-    return max(runs)
+    return max(sorted(saved), key=saved.get)
 
 
 def folder_for(source: Path | None, options: "Options", out: str, here=None) -> Path | None:
