@@ -57,10 +57,14 @@ class Record:
 def run(args) -> None:
     """Convert one checkpoint or all of a run, and say how to go on."""
     old, new = args.old, args.new
-    if new.exists():
-        raise ValueError(f"{new} exists already. Use the name of a new folder.")
+    for place in (new, new.with_suffix(".partial")):  # as which it is written
+        if place.exists():
+            raise ValueError(f"{place} exists already. Use the name of a new folder.")
     found = [] if checkpoint.is_one(old) else checkpoint.all_in(old)
-    for source, target in [(p, new / p.name) for p in found] or [(old, new)]:
+    pairs = {new / p.stem: p for p in found} or {
+        new: old
+    }  # a `.old` takes its own name, unless that is there too
+    for target, source in pairs.items():
         try:
             entries, texts, state = read_before(source)
         except BadCheckpoint:
