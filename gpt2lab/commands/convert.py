@@ -61,9 +61,7 @@ def run(args) -> None:
         if place.exists():
             raise ValueError(f"{place} exists already. Use the name of a new folder.")
     found = [] if checkpoint.is_one(old) else checkpoint.all_in(old)
-    pairs = {new / p.stem: p for p in found} or {
-        new: old
-    }  # a `.old` takes its own name, unless that is there too
+    pairs = {new / p.stem: p for p in found} or {new: old}  # a `.old` only where its successor is not there
     for target, source in pairs.items():
         try:
             entries, texts, state = read_before(source)

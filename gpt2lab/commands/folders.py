@@ -41,10 +41,12 @@ def folder_for(source: Path | None, options: "Options", out: str, here=None) -> 
     job, again = (here.job, here.restarts) if here else ("", 0)
     mine = job, json.dumps(asdict(options), indent=2) + "\n"
     said = lambda file: (file.read_text(), (file.parent / "options.json").read_text())
-    begun = [file for file in home.glob("*/job") if job and again and said(file) == mine]
+    if source and _is_newest(source):
+        return source.parent
+    begun = [file for file in sorted(home.glob("*/job")) if job and again and said(file) == mine]
     if begun:
-        return max(begun).parent
-    if source and (again or _is_newest(source)):
+        return max(begun, key=lambda file: file.stat().st_mtime_ns).parent
+    if source and again:
         return source.parent
     folder = new(options, home, job)
     if source:
