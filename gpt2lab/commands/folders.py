@@ -41,7 +41,7 @@ def folder_for(source: Path | None, options: "Options", out: str, here=None) -> 
     job, again = (here.job, here.restarts) if here else ("", 0)
     mine = job, json.dumps(asdict(options), indent=2) + "\n"
     said = lambda file: (file.read_text(), (file.parent / "options.json").read_text())
-    if source and _is_newest(source):
+    if source and is_newest(source):
         return source.parent
     begun = [file for file in sorted(home.glob("*/job")) if job and again and said(file) == mine]
     if begun:
@@ -58,11 +58,11 @@ def check_place(source: Path | None, options: "Options", out: str) -> None:
     """Raise ValueError or OSError where a run with these options could not write, before others start it."""
     if not options.bench:
         home = _made(source.parent.parent if source else out)
-        with TemporaryFile(dir=home), occupied(source.parent if source and _is_newest(source) else None):
+        with TemporaryFile(dir=home), occupied(source.parent if source and is_newest(source) else None):
             pass
 
 
-def _is_newest(source: Path) -> bool:
+def is_newest(source: Path) -> bool:
     """Whether no checkpoint of its run is newer, so that it goes on there."""
     from ..storage import checkpoint
 
