@@ -24,9 +24,7 @@ def bring(notebooks: Path, folder: Path) -> list[Path]:
     for lesson in lessons:
         copies = [lesson.name, *(f"{lesson.stem}_{i}.ipynb" for i in range(2, 1000))]
         there = [folder / name for name in copies if (folder / name).exists()]
-        there.sort(
-            key=lambda file: file.stat().st_mtime_ns
-        )  # not by name: a student may go on in the first one
+        there.sort(key=lambda file: file.stat().st_mtime_ns)  # a student may go on in the first one
         found, text = [_read(file) for file in there], lesson.read_text(encoding="utf-8")
         wanted = json.loads(text)
         if any(version(one) == version(wanted) for one in found):
