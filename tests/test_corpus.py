@@ -391,6 +391,17 @@ def run_data(*arguments):
     return main(["data", *map(str, arguments)])
 
 
+def test_a_file_that_is_no_shard_is_not_replaced_unless_it_is_named(tmp_path, capsys):
+    (text := tmp_path / "my.txt").write_text("To be, or not to be")
+    (mine := text.with_suffix(".bin")).write_bytes(b"not tokens")
+    assert run_data("--text", text) == 2 and mine.read_bytes() == b"not tokens"
+    assert capsys.readouterr().err.startswith(
+        f"gpt2lab data: {mine} is there already and is no shard of tokens."
+    )
+    for named in (["--out", mine], []):
+        assert run_data("--text", text, *named) == 0
+
+
 def test_data_makes_a_shard_of_my_text(tmp_path, capsys):
     text = tmp_path / "my.txt"
     text.write_text(plays()[:20000])
