@@ -186,8 +186,8 @@ OVER = {
     "sharding": 3_116,
     "planner": 5_993,
     "classroom": 2_492,
-    "core": 12_321,
-    "the package": 49_505,
+    "core": 12_320,
+    "the package": 49_504,
 }  # too large today: these may only shrink
 
 

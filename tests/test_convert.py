@@ -84,11 +84,11 @@ def test_one_checkpoint_can_be_converted_and_nothing_is_overwritten(old, tmp_pat
     assert not (tmp_path / "two").exists()
 
 
-@pytest.mark.parametrize("name, status", [("one.old", 0), ("one.partial", 2)])
-def test_a_folder_that_stands_beside_the_new_one_stays(name, status, old, tmp_path):
+@pytest.mark.parametrize("name", ["one.old", "one.partial"])
+def test_a_folder_that_stands_beside_the_new_one_stays(name, old, tmp_path):
     (tmp_path / name).mkdir()
     (tmp_path / name / "mine").touch()
-    assert main(["convert", str(checkpoint.all_in(old)[0]), str(tmp_path / "one")]) == status
+    assert main(["convert", str(checkpoint.all_in(old)[0]), str(tmp_path / "one")]) == 2
     assert (tmp_path / name / "mine").exists()
 
 

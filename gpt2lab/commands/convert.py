@@ -57,8 +57,8 @@ class Record:
 def run(args) -> None:
     """Convert one checkpoint or all of a run, and say how to go on."""
     old, new = args.old, args.new
-    for place in (new, new.with_suffix(".partial")):  # as which it is written
-        if place.exists():
+    for ending in ("", ".partial", ".old"):  # the last two are deleted where a checkpoint is written
+        if (place := new.with_suffix(ending) if ending else new).exists():
             raise ValueError(f"{place} exists already. Use the name of a new folder.")
     found = [] if checkpoint.is_one(old) else checkpoint.all_in(old)
     pairs = {new / p.stem: p for p in found} or {new: old}  # a `.old` only where its successor is not there

@@ -131,13 +131,12 @@ def _save(tensors: dict, file: Path) -> None:
 def _replace(partial: Path, folder: Path) -> None:
     """Rename the finished folder; an older one of the same name stays valid, as `.old`, until then."""
     old = folder.with_suffix(".old")
-    if again := folder.exists():
+    if folder.exists():
         shutil.rmtree(old, ignore_errors=True)
         folder.rename(old)
     partial.rename(folder)
     _flush(folder.parent)
-    if again:  # else it is not ours
-        shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:
