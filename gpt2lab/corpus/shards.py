@@ -52,7 +52,7 @@ class Shard:
         return f"Shard({str(self.path)!r}: {len(self):,} tokens)"
 
 
-def is_one(path: Path) -> bool:
+def begins_as_shard(path: Path) -> bool:
     """Whether a file begins as a shard does, whole or damaged."""
     return np.fromfile(path, "<i4", 1).tolist() == [MAGIC]
 
