@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import threading
 import time
@@ -399,6 +401,23 @@ def test_the_best_by_validation_stays_beside_the_newest(tmp_path):
     assert [int(f.name[-1]) for f in checkpoint.all_in(tmp_path)] == [1, 3, 4]
     assert checkpoint.best(tmp_path).name.endswith("1")
     assert checkpoint.best(tmp_path / "none") is None
+
+
+def test_a_run_s_checkpoints_are_those_it_named_in_the_order_of_their_steps(tmp_path):
+    """A copy beside them was deleted, kept in place of a newer one, or resumed; eight digits came before seven."""
+    one, copies = trainer(), [tmp_path / f"checkpoint-{name}" for name in ("0000001-mine", "keep", "1")]
+    saver = checkpoint.Saver(one, tmp_path, keep=2)
+    for one.steps in (1, 9_999_999, 10_000_000):
+        saved = saver.save(val=1.0 + (one.steps == 1))
+        for copy in copies if one.steps == 1 else ():
+            shutil.copytree(saved, copy)
+    before, newest = checkpoint.all_in(tmp_path)
+    assert (before.name, newest.name) == (checkpoint.name(9_999_999), checkpoint.name(10_000_000))
+    for damaged, way in ((newest, f"--resume {before}."), (copies[0], "No older one is whole: train again.")):
+        (damaged / "config.json").write_text("{}")
+        with pytest.raises(checkpoint.BadCheckpoint, match=f"{re.escape(way)}$"):
+            checkpoint.read_state(damaged)
+    assert all(checkpoint.read_state(copy)["step"] == 1 for copy in copies[1:])
 
 
 @pytest.mark.parametrize("worst", [float("nan"), float("inf")])

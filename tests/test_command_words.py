@@ -5,6 +5,7 @@ import io
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -81,12 +82,13 @@ def test_the_table_of_plans_counts_those_that_use_both(capsys):
 
 
 def test_a_run_s_newest_and_best_checkpoint_are_chosen(tmp_path, monkeypatch):
-    for run, steps in (("a", (1,)), ("b", (2, 3, 4)), ("c", ())):
-        for step in steps:
-            (tmp_path / run / checkpoint.name(step)).mkdir(parents=True)
-            (tmp_path / run / checkpoint.name(step) / "state.json").write_text("{}")
-        (tmp_path / run).mkdir(exist_ok=True)
-    (tmp_path / "c" / checkpoint.name(9)).mkdir()  # not complete
+    """One that was converted stayed the newest for ever: its name comes after those that are times."""
+    for seconds, (run, step) in enumerate([("converted", 9), ("a", 1), ("b", 2), ("b", 3), ("b", 4)]):
+        (saved := tmp_path / run / checkpoint.name(step)).mkdir(parents=True)
+        (saved / "state.json").write_text("{}")
+        os.utime(saved / "state.json", (seconds, seconds))
+    (tmp_path / "c" / checkpoint.name(9)).mkdir(parents=True)  # not complete
+    shutil.copytree(tmp_path / "b", tmp_path / "b2")
     assert folders.newest(tmp_path).name == "b"
     monkeypatch.setattr(checkpoint, "best", lambda run: run / checkpoint.name(3))
     assert export.chosen(tmp_path / "b", False).name.endswith("4")

@@ -85,6 +85,25 @@ def test_one_checkpoint_can_be_converted_and_nothing_is_overwritten(old, tmp_pat
     assert not (tmp_path / "two").exists()
 
 
+@pytest.mark.parametrize("name", ["one.old", "one.partial"])
+def test_a_folder_that_stands_beside_the_new_one_stays(name, old, tmp_path):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "mine").touch()
+    assert main(["convert", str(checkpoint.all_in(old)[0]), str(tmp_path / "one")]) == 2
+    assert (tmp_path / name / "mine").exists()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_checkpoint_that_was_being_replaced_is_converted_too(beside, old, tmp_path):
+    """It was written under its name for the time of a replacement, and deleted as soon as it had been."""
+    (folder,) = checkpoint.all_in(old)
+    shutil.copytree(folder, folder.with_suffix(".old"))
+    if not beside:
+        shutil.rmtree(folder)
+    assert main(["convert", str(old), str(tmp_path / "new")]) == 0
+    assert [found.name for found in checkpoint.all_in(tmp_path / "new")] == [folder.name]
+
+
 def test_of_a_run_with_a_damaged_checkpoint_nothing_is_left(old, tmp_path, capsys):
     (folder,) = checkpoint.all_in(old)
     shutil.copytree(folder, old / "checkpoint-0000002")

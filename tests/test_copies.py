@@ -1,6 +1,7 @@
 """Lessons are copied for who works in them: no update touches what was typed, or is held back by it."""
 
 import json
+import os
 import subprocess
 
 import pytest
@@ -57,6 +58,22 @@ def test_an_updated_lesson_stands_beside_with_the_answers(tmp_path, monkeypatch,
     assert set(progress(work)) == {"07_halves", "07_halves_2"}
     copies.main([str(work)])
     assert "An updated" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("typed", [[0], [1], [0, 1], [1, 0]])
+def test_what_was_typed_last_is_taken_over_from_whichever_copy(typed, tmp_path):
+    """The copy of the largest number won, also where nothing had been typed into it, or less lately."""
+    notebooks, there = lesson(tmp_path), []
+    for words in ("third part", "third share", "third"):
+        there += copies.bring(notebooks, tmp_path / "work")
+        lesson(tmp_path, submissions.SOURCE.replace("A third", f"The {words}"))
+    for seconds, file in enumerate(there, 8):
+        os.utime(file, (seconds, seconds))
+    for seconds, i in enumerate(typed):
+        type_into(there[i], f"    return x / 2  # in {i}")
+        os.utime(there[i], (seconds, seconds))
+    (new,) = copies.bring(notebooks, tmp_path / "work")
+    assert f"# in {typed[-1]}" in code(new)
 
 
 def test_an_exercise_that_has_changed_is_blank_again(tmp_path):

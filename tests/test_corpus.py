@@ -1,5 +1,7 @@
 """The text room: tokens without a network, shards that refuse what they are not, batches that know no ranks."""
 
+import contextlib
+import fcntl
 import hashlib
 import http.server
 import os
@@ -335,8 +337,21 @@ def test_a_broken_download_goes_on(server, tmp_path, path):
 def test_wrong_content_is_refused_and_not_kept(server, tmp_path):
     with pytest.raises(NoDownload, match="not the published file: 1280000 bytes with sha256"):
         fetch(item(server, "/wrong"), tmp_path)
-    assert not list((tmp_path / "deep").iterdir())
+    assert not any(file.read_bytes() for file in (tmp_path / "deep").iterdir())
     assert fetch(item(server), tmp_path).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("other, asked", [("/file", None), ("/short", "bytes=1000-"), ("/wrong", "bytes=0-")])
+def test_a_download_goes_on_from_what_another_process_has_left(other, asked, server, tmp_path, monkeypatch):
+    def flock(*_):  # granted when the other process has had its turn
+        monkeypatch.undo()
+        with contextlib.suppress(NoDownload):
+            fetch(item(server, other), tmp_path)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert fetch(item(server), tmp_path).read_bytes() == CONTENT
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["file.txt"]
+    assert [first for _, first in server.asked] == ["bytes=0-"] + [asked] * (asked is not None)
 
 
 def test_a_longer_file_is_not_the_published_one(server, tmp_path):
@@ -374,6 +389,17 @@ def test_without_a_network_the_way_out_is_named(tmp_path):
 
 def run_data(*arguments):
     return main(["data", *map(str, arguments)])
+
+
+def test_a_file_that_is_no_shard_is_not_replaced_unless_it_is_named(tmp_path, capsys):
+    (text := tmp_path / "my.txt").write_text("To be, or not to be")
+    (mine := text.with_suffix(".bin")).write_bytes(b"not tokens")
+    assert run_data("--text", text) == 2 and mine.read_bytes() == b"not tokens"
+    assert capsys.readouterr().err.startswith(
+        f"gpt2lab data: {mine} is there already and is no shard of tokens."
+    )
+    for named in (["--out", mine], []):
+        assert run_data("--text", text, *named) == 0
 
 
 def test_data_makes_a_shard_of_my_text(tmp_path, capsys):

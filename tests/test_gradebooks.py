@@ -91,6 +91,25 @@ def test_of_two_notebooks_of_one_student_the_better_one_counts():
     same = [r | {"file": f"ann_12_{i}_07_halves.ipynb"} for i, r in enumerate(results())]
     for order in (same, same[::-1]):
         assert report.gradebook("canvas", order, "07_halves")[2:] == [["ann", "12", "", "", "", 2]]
+    other = results()[1] | {"student": "12", "file": "12.ipynb"}
+    assert report.gradebook("canvas", [*same, other], "07_halves")[3:] == [["12", "", "", "12", "", 1]]
+
+
+@pytest.mark.parametrize("scheme", ["2026_1{i}_29_{who}", "hw_11_29_{who}", "{who}_11_2{i}_final"])
+def test_numbers_in_names_that_students_give_are_not_taken_for_those_of_canvas(scheme):
+    """A class whose files began with a date was one student, of the number 11."""
+    files = [f"{scheme.format(i=i, who=r['student'])}.ipynb" for i, r in enumerate(results())]
+    named = [r | {"file": file} for r, file in zip(results(), files, strict=True)]
+    assert report.gradebook("canvas", named, "07_halves") == report.gradebook(
+        "canvas", results(), "07_halves"
+    )
+
+
+@pytest.mark.parametrize("name", ["g.csv", "g.canvas.csv"])
+def test_a_worksheet_that_was_downloaded_is_not_written_over(name, tmp_path):
+    (tmp_path / name).write_text(f"{','.join(report.WORKSHEET)}\nParticipant 3,Ann,,,\n")
+    with pytest.raises(ValueError, match=f"{name} is no result of a grading"):
+        report.known_results(tmp_path / "g.csv", "07_halves", "canvas")
 
 
 def test_without_a_system_there_is_no_such_table_and_another_one_is_refused(tmp_path, capsys):

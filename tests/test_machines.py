@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpt2lab import cli
+from gpt2lab.commands import cluster, folders
 from gpt2lab.lessons.labs import cluster as lab
 from gpt2lab.lessons.labs.cluster import CONFIG, LENGTH, ROWS, STEPS, the_batch
 from gpt2lab.machine import namespaces
@@ -17,7 +18,7 @@ from gpt2lab.machine.namespaces import Machine, Wire, running
 from gpt2lab.plan import Plan, build
 from gpt2lab.planner import tensor_costs
 from gpt2lab.ranks.mesh import Mesh
-from gpt2lab.run import read_log
+from gpt2lab.run import STOP, Options, read_log
 from gpt2lab.storage import checkpoint
 from gpt2lab.train import Trainer
 
@@ -267,6 +268,17 @@ def test_ctrl_c_ends_a_run_on_machines_with_its_newest_step_saved(tmp_path):
     (run,) = tmp_path.glob("*")
     step = checkpoint.read_state(checkpoint.all_in(run)[-1])["step"]
     assert process.returncode == 0 and f"Stopped by SIGINT: saved step {step}." in said, said
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_ctrl_c_ends_no_run_of_others(resumed, tmp_path):
+    """All that was new among the runs was asked to end; beside something new, a resumed run was not."""
+    old = folders.new(Options(), tmp_path)
+    with cluster._saved_at_a_signal([old] * resumed, tmp_path, "ours"):
+        new, other = (folders.new(Options(), tmp_path, job) for job in ("ours", "theirs"))
+        (tmp_path / "notes").touch()
+        signal.raise_signal(signal.SIGINT)
+    assert [(run / STOP).exists() for run in (old, new, other)] == [resumed, not resumed, False]
 
 
 def test_where_networks_are_refused_both_ways_are_named_with_the_ways_out(monkeypatch, capsys):

@@ -6,11 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from gpt2lab import cli, model
-from gpt2lab.commands import report
+from gpt2lab.commands import folders, report
 from gpt2lab.model import GPT2Config
 from gpt2lab.run import Options, read_log
 from gpt2lab.storage import checkpoint
@@ -65,6 +66,18 @@ def test_the_newest_checkpoint_goes_on_in_its_run_by_whatever_name(run, monkeypa
     monkeypatch.chdir(run / checkpoint.name(5))
     assert resumed(".", "--steps", "6") == 0 and steps_of(run)[-1] == 6
     assert {run, run.parent / "last"} == set(run.parent.iterdir())
+
+
+def test_a_job_that_is_started_again_goes_on_in_the_run_that_it_had(tmp_path):
+    """The largest name was taken: "-9" for "-10", and a later run with the same options for one that is resumed."""
+    here = SimpleNamespace(job="none", restarts=1)  # as torchrun calls every job
+    runs = [folders.new(Options(), tmp_path, here.job) for _ in range(12)]
+    for seconds, run in enumerate(runs):
+        os.utime(run / "job", (seconds, seconds))
+    assert folders.folder_for(None, Options(), tmp_path, here) == runs[-1]
+    (saved := runs[3] / checkpoint.name(2)).mkdir()
+    (saved / "state.json").touch()
+    assert folders.folder_for(saved, Options(), tmp_path, here) == runs[3]
 
 
 def test_who_is_stopped_at_once_is_told_what_the_folder_holds(run, capsys):

@@ -24,12 +24,12 @@ def bring(notebooks: Path, folder: Path) -> list[Path]:
     for lesson in lessons:
         copies = [lesson.name, *(f"{lesson.stem}_{i}.ipynb" for i in range(2, 1000))]
         there = [folder / name for name in copies if (folder / name).exists()]
+        there.sort(key=lambda file: file.stat().st_mtime_ns)  # a student may go on in the first one
         found, text = [_read(file) for file in there], lesson.read_text(encoding="utf-8")
         wanted = json.loads(text)
         if any(version(one) == version(wanted) for one in found):
             continue
-        for one in found:
-            _fill(wanted, one)
+        _fill(wanted, found)
         new.append(next(folder / name for name in copies if not (folder / name).exists()))
         with new[-1].open("x", encoding="utf-8") as file:
             file.write(json.dumps(wanted, indent=1, ensure_ascii=False) + "\n" if found else text)
@@ -50,12 +50,14 @@ def exercises_in(cells: list[dict]) -> list[dict]:
     return [cell for cell in cells if "exercise" in cell.get("metadata", {}).get("tags", ())]
 
 
-def _fill(notebook: dict, old: dict) -> None:
-    """Take over what was typed into exercises that both have, by their ids, without what they printed."""
-    typed = {cell.get("id"): cell for cell in exercises_in(old.get("cells", []))}
+def _fill(notebook: dict, olds: list[dict]) -> None:
+    """Take over what was typed into exercises that both have, by their ids, the last, without what they printed."""
+    olds = [cell for old in olds for cell in exercises_in(old.get("cells", []))]
     for cell in exercises_in(notebook["cells"]):
-        if cell["id"] in typed:
-            cell |= {"source": typed[cell["id"]]["source"], "outputs": [], "execution_count": None}
+        blank = "".join(cell["source"])
+        for old in olds:
+            if old.get("id") == cell["id"] and "".join(old["source"]) != blank:
+                cell |= {"source": old["source"], "outputs": [], "execution_count": None}
 
 
 def main(arguments: list[str]) -> None:

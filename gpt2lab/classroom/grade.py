@@ -153,10 +153,10 @@ def grade(
         try:
             for student, file in files.items():
                 key = hashlib.sha256(made + _bytes(file)).hexdigest()[:16]
-                if (student, key) in old:
-                    yield old[student, key]
-                    continue
                 head = {"student": student, "file": plain(str(file)), "key": key}
+                if (student, key) in old:
+                    yield old[student, key] | head
+                    continue
                 one = lambda f, h: h | graded(f, lesson, limits, hide, stop)
                 waiting.append(pool.submit(one, file, head))
             for done in as_completed(waiting):

@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+from collections import defaultdict
 from pathlib import Path
 
 from ..corpus.storage import read_json, replacing
@@ -64,10 +65,30 @@ def downloaded(path: str, lesson: str) -> re.Match | None:
     """What Canvas or Moodle says in the path of a file that was downloaded there: name, number of the user, the rest.
 
     Canvas's is `doeann_LATE_12_345_07_pipeline` (lib/content_zipper.rb); Moodle's `Ann Doe_12_assignsubmission_file`,
-    of the file or of its folder, with the number of the participant (mod/assign/classes/downloader.php).
+    of the file or of its folder, with the number of the participant (mod/assign/classes/downloader.php). The name has
+    a letter: `2026_11_29_ann` begins with a date.
     """
-    rest = rf"assignsubmission_file.*|(?!{lesson})\d+_[^/]+"
-    return re.search(rf"([^/]+?)(?:_LATE)?_(\d+)_({rest})$", re.sub(r"(?i)\.ipynb$", "", path))
+    name, rest = r"[^/]*?[^\W\d_][^/]*?", rf"assignsubmission_file.*|(?!{lesson})\d+_[^/]+"
+    return re.search(rf"({name})(?:_LATE)?_(\d+)_({rest})$", re.sub(r"(?i)\.ipynb$", "", path))
+
+
+def _numbers(system: str, files: list[str], lesson: str) -> dict[str, str]:
+    """File -> the number that a system has given its user, of those that were downloaded there.
+
+    Files of one user have one name, and Canvas gives each of them a number of its own: where that does not hold, the
+    files were named so by students, as `ann_11_29_final` and `bob_11_29_final`.
+    """
+    found, numbers = defaultdict(list), {}
+    for file in files:
+        said = downloaded(file, lesson)
+        if said and said[3].startswith("assign") == (system == "moodle"):
+            found[said[2]].append((file, said[1], said[3]))
+    for number, group in found.items():
+        theirs, names, rests = zip(*group, strict=True)
+        own = rests if system == "moodle" else [rest.split("_")[0] for rest in rests]
+        if len(set(names)) == 1 and len(set(own)) == len(set(rests)):
+            numbers |= dict.fromkeys(theirs, number)
+    return numbers
 
 
 def gradebook(system: str, results: list[dict], lesson: str) -> list[list]:
@@ -78,11 +99,11 @@ def gradebook(system: str, results: list[dict], lesson: str) -> list[list]:
     an @. Moodle loses a grade that comes without its feedback.
     """
     columns, best = GRADEBOOKS[system], {}
+    numbers = _numbers(system, [r["file"] for r in results], lesson)
     for r in results:
-        found = downloaded(r["file"], lesson)
-        number = found[2] if found and found[3].startswith("assign") == (system == "moodle") else ""
-        one = r["student"], number, passed(r), r["exercises"]
-        best[number or r["student"]] = max(best.get(number or r["student"], one), one, key=lambda one: one[2])
+        number = numbers.get(r["file"], "")
+        one, key = (r["student"], number, passed(r), r["exercises"]), (number, number or r["student"])
+        best[key] = max(best.get(key, one), one, key=lambda one: one[2])
     if system == "canvas":
         rows = [[*columns, lesson], ["    Points Possible", "", "", "", "", len(results[0]["exercises"])]]
         return rows + [[who, number, "", "" if number else who, "", n] for who, number, n, _ in best.values()]
@@ -138,12 +159,14 @@ def known_results(out: Path, lesson: str, system: str = "") -> list[dict]:
         raise ValueError(
             f"The folder {out.parent} of --out is not there or cannot be written. Make it first."
         )
-    begins = {out: COLUMNS} | ({out.with_suffix(f".{system}.csv"): GRADEBOOKS[system]} if system else {})
+    begins = {out: [COLUMNS]}
+    if system:
+        begins[out.with_suffix(f".{system}.csv")] = [GRADEBOOKS[system], *[WORKSHEET] * (system == "moodle")]
     for one in (file, *begins):
         if one.exists() and not one.is_file():
             raise ValueError(f"{one} is no regular file. {ELSEWHERE}")
-    for one, columns in begins.items():
-        heads = tuple(",".join(known).encode() for known in (columns, WORKSHEET))
+    for one, known in begins.items():
+        heads = tuple(",".join(columns).encode() for columns in known)
         if one.exists() and not one.read_bytes().startswith(heads):
             raise ValueError(f"{one} {NOT_OURS}")
     if pages.exists() and not (pages.is_dir() and file.exists()):

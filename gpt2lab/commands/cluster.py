@@ -13,6 +13,7 @@ import shlex
 import signal
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import uuid4
 
 from ..machine import namespaces
 from ..machine.options import Setting, parser_of
@@ -46,28 +47,32 @@ def run(args) -> int:
             "Change one of them."
         )
     options.the_device(ranks)
-    machines = namespaces.torchrun(count, ranks, ["-m", "gpt2lab", *command])
+    job = uuid4().hex[:8]
+    machines = namespaces.torchrun(count, ranks, ["--rdzv-id", job, "-m", "gpt2lab", *command])
     namespaces.check()
     folders.check_place(source, options, said.out)
     for number, machine in enumerate(machines):
         print(f"machine {number}: torchrun {shlex.join(machine.command[3:])}", flush=True)
     out = source.parent.parent if source else Path(said.out)
-    with _saved_at_a_signal(source, out), namespaces.running(machines, wire) as process:
+    begun = [source.parent] if source and folders.is_newest(source) and not options.bench else []
+    with _saved_at_a_signal(begun, out, job), namespaces.running(machines, wire) as process:
         return process.wait()
 
 
 @contextmanager
-def _saved_at_a_signal(source: Path | None, out: Path):
-    """Make Ctrl-C, SIGTERM or a closed terminal end the run after its step, saved; the next one ends the machines."""
-    before, asked = set(out.glob("*")), []
+def _saved_at_a_signal(begun: list[Path], out: Path, job: str):
+    """Make Ctrl-C, SIGTERM or a closed terminal end the run after its step, saved; the next one ends the machines.
+
+    The run is the one that had `begun` before, or that rank 0 has made under `out` for this job.
+    """
+    asked = []
 
     def ask(number, _):
-        runs = set(out.glob("*")) - before or ({source.parent} if source else set())
+        runs = begun or [file.parent for file in out.glob("*/job") if file.read_text() == job]
         if asked or not runs:
             raise KeyboardInterrupt
         asked.append(number)
-        for run in runs:  # one: its rank 0 made it
-            (run / STOP).write_text(signal.Signals(number).name)
+        (runs[0] / STOP).write_text(signal.Signals(number).name)
 
     kept = {s: signal.signal(s, ask) for s in train.heeded()}
     try:

@@ -57,10 +57,12 @@ class Record:
 def run(args) -> None:
     """Convert one checkpoint or all of a run, and say how to go on."""
     old, new = args.old, args.new
-    if new.exists():
-        raise ValueError(f"{new} exists already. Use the name of a new folder.")
+    for ending in ("", ".partial", ".old"):  # the last two are deleted where a checkpoint is written
+        if (place := new.with_suffix(ending) if ending else new).exists():
+            raise ValueError(f"{place} exists already. Use the name of a new folder.")
     found = [] if checkpoint.is_one(old) else checkpoint.all_in(old)
-    for source, target in [(p, new / p.name) for p in found] or [(old, new)]:
+    pairs = {new / p.stem: p for p in found} or {new: old}  # a `.old` only where its successor is not there
+    for target, source in pairs.items():
         try:
             entries, texts, state = read_before(source)
         except BadCheckpoint:

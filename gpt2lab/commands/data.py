@@ -32,6 +32,8 @@ def run(args) -> None:
     out = args.out or text.with_suffix(".bin")
     if out.exists() and out.samefile(text):
         raise ValueError(f"The shard would overwrite its own text {text}. Use --out with another name.")
+    if not args.out and out.is_file() and not shards.begins_as_shard(out):
+        raise ValueError(f"{out} is there already and is no shard of tokens. Use --out with another name.")
     start = time.perf_counter()
     shard = shards.write_shard(out, shards.tokenise(_with_progress(text)))
     size, seconds = text.stat().st_size, time.perf_counter() - start

@@ -14,18 +14,20 @@ if TYPE_CHECKING:
 
 
 def newest(out: Path, more: str = "") -> Path:
-    """The newest run under `out` that has a checkpoint. Where there is none, ValueError, which ends in `more`."""
-    runs = [run for run in out.glob("*") if any(run.glob("checkpoint-*"))]
+    """The run under `out` that has saved a checkpoint last. Where there is none, ValueError, which ends in `more`."""
+    runs, saved = [run for run in out.glob("*") if any(run.glob("checkpoint-*"))], {}
     if runs:  # only then: torch takes seconds
         from ..storage import checkpoint
+        from ..storage.reading import STATE
 
-        runs = [run for run in runs if checkpoint.all_in(run)]
-    if not runs:
+        found = {run: checkpoint.all_in(run)[-1:] for run in runs}
+        saved = {run: (last[0] / STATE).stat().st_mtime_ns for run, last in found.items() if last}
+    if not saved:
         raise ValueError(
             f"There is no run with a checkpoint in {out}/. Say where one is, or train one in about two "
             f"minutes: gpt2lab train. {more}".rstrip()
         )
-    return max(runs)
+    return max(sorted(saved), key=saved.get)
 
 
 def folder_for(source: Path | None, options: "Options", out: str, here=None) -> Path | None:
@@ -39,10 +41,12 @@ def folder_for(source: Path | None, options: "Options", out: str, here=None) -> 
     job, again = (here.job, here.restarts) if here else ("", 0)
     mine = job, json.dumps(asdict(options), indent=2) + "\n"
     said = lambda file: (file.read_text(), (file.parent / "options.json").read_text())
-    begun = [file for file in home.glob("*/job") if job and again and said(file) == mine]
+    if source and is_newest(source):
+        return source.parent
+    begun = [file for file in sorted(home.glob("*/job")) if job and again and said(file) == mine]
     if begun:
-        return max(begun).parent
-    if source and (again or _is_newest(source)):
+        return max(begun, key=lambda file: file.stat().st_mtime_ns).parent
+    if source and again:
         return source.parent
     folder = new(options, home, job)
     if source:
@@ -54,11 +58,11 @@ def check_place(source: Path | None, options: "Options", out: str) -> None:
     """Raise ValueError or OSError where a run with these options could not write, before others start it."""
     if not options.bench:
         home = _made(source.parent.parent if source else out)
-        with TemporaryFile(dir=home), occupied(source.parent if source and _is_newest(source) else None):
+        with TemporaryFile(dir=home), occupied(source.parent if source and is_newest(source) else None):
             pass
 
 
-def _is_newest(source: Path) -> bool:
+def is_newest(source: Path) -> bool:
     """Whether no checkpoint of its run is newer, so that it goes on there."""
     from ..storage import checkpoint
 

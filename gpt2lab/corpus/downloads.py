@@ -76,12 +76,12 @@ def fetch(item: Download, folder: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     with open(part, "ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # a second process waits here, then finds the finished file
+        fcntl.flock(file, fcntl.LOCK_EX)  # a second process waits here, and goes on from what is left
         if path.exists():
             _check(path, item)
             part.unlink(missing_ok=True)
             return path
-        if file.tell() < item.size:
+        if file.seek(0, os.SEEK_END) < item.size:
             _receive(item, file, path)
             file.flush()
         _check(part, item)
@@ -112,7 +112,7 @@ def _receive(item: Download, file, path: Path) -> None:
 
 
 def _check(path: Path, item: Download) -> None:
-    """Compare size and sha256 with the published ones; a complete file with another sha256 is removed."""
+    """Compare size and sha256 with the published ones; a part with another sha256 is emptied."""
     size = path.stat().st_size
     if size < item.size and path.suffix == ".part":
         raise NoDownload(f"{item.url} broke off after {size} of {item.size} bytes. Call again to continue.")
@@ -120,7 +120,7 @@ def _check(path: Path, item: Download) -> None:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if (size, digest) != (item.size, item.sha256):
         if path.suffix == ".part":
-            path.unlink()
+            os.truncate(path, 0)  # not removed: another process may hold it open, and wait for it
         raise NoDownload(
             f"{path.name} is not the published file: {size} bytes with sha256 {digest[:16]}..., expected "
             f"{item.size} bytes with {item.sha256[:16]}... . Remove {path} and call again."

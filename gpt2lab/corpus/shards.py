@@ -52,6 +52,11 @@ class Shard:
         return f"Shard({str(self.path)!r}: {len(self):,} tokens)"
 
 
+def begins_as_shard(path: Path) -> bool:
+    """Whether a file begins as a shard does, whole or damaged."""
+    return np.fromfile(path, "<i4", 1).tolist() == [MAGIC]
+
+
 def _count(path: Path) -> int:
     """The number of tokens in a shard, its header and its size checked against each other."""
     size = path.stat().st_size

@@ -9,6 +9,8 @@ Digests are compared before anything is read. `writing` writes such folders.
 
 import hashlib
 import json
+import math
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -23,6 +25,7 @@ STATE, CONFIG = "state.json", "config.json"
 TENSORS = ".safetensors"
 BEFORE = ".metadata"  # only folders of the version before have this file
 ALONE = Axis()
+NAMED = re.compile(r"checkpoint-([0-9]{7,})(\.old)?")
 NEEDED = {"step": int, "plan": str, "optimizer": str, "sha256": dict}
 
 
@@ -68,9 +71,14 @@ def parse(data: bytes) -> dict:
 
 @checked()
 def all_in(run: str | Path) -> list[Path]:
-    """The complete checkpoints of a run, oldest first."""
-    found = [p for p in Path(run).glob("checkpoint-*") if p.suffix in ("", ".old") and is_one(p)]
-    return sorted(found, key=lambda p: (p.stem, p.suffix == ""))
+    """The complete checkpoints that a run has saved, oldest first: a copy by another name is the user's own."""
+    return sorted((p for p in Path(run).glob("checkpoint-*") if _age(p) and is_one(p)), key=_age)
+
+
+def _age(folder: Path) -> tuple:
+    """The step in a checkpoint's name, and whether it has taken the place of its `.old`; () for any other name."""
+    found = NAMED.fullmatch(folder.name)
+    return (int(found[1]), not found[2]) if found else ()
 
 
 def is_one(folder: Path) -> bool:
@@ -114,7 +122,8 @@ def read_state(folder: str | Path, world: Axis = ALONE) -> dict:
     state, wrong = look(folder, world.rank, world.size)
     found = [w for w in comm.gather_objects(wrong, world) if w]
     if found:
-        older = [p for p in reversed(all_in(folder.parent)) if p < folder and not look(p)[1]]
+        mine = _age(folder) or (state.get("step", math.inf),)
+        older = [p for p in reversed(all_in(folder.parent)) if _age(p) < mine and not look(p)[1]]
         way = "No older one is whole: train again."
         if older:
             way = f"Go on with an older one: --resume {older[0]}."

@@ -134,8 +134,8 @@ COMMANDS = {
     "plans are counted in one row":
         (plans.run, "found.get((a, b), [])", "found.get((ORDER[0], b), [])", TABLE),
     "plans of fewer ranks only": (plans.run, "world <= most", "world < most", TABLE),
-    "the oldest run is the newest": (folders.newest, "return max(runs)", "return min(runs)", CHOSEN),
-    "a run without a checkpoint is one": (folders.newest, "if checkpoint.all_in(run)]", "]", CHOSEN),
+    "the oldest run is the newest": (folders.newest, "return max(", "return min(", CHOSEN),
+    "a run without a checkpoint is one": (folders.newest, " if last}", "}", CHOSEN),
     "the oldest checkpoint is exported": (export.chosen, "else found[-1]", "else found[0]", CHOSEN),
     "--best is forgotten":
         (export.chosen, "checkpoint.best(run) if best else found[-1]", "found[-1]", CHOSEN),
