@@ -408,7 +408,8 @@ def test_a_paced_collective_takes_the_rings_time_and_overlaps_with_work():
 
 
 @pytest.mark.parametrize(
-    ("theirs", "fits"), [("3,0 2,0", True), ("3,0 1,0", False), ("2,0 2,0", False), ("3,9 2,9", True)]
+    ("theirs", "fits"),
+    [("3,0 2,0", True), ("3,0 1,0", False), ("2,0 2,0", False), ("3,9 2,9", True), ("0,2 0,3", False)],
 )
 def test_all_to_alls_match_where_both_ways_do(theirs, fits):
     """Whoever comes second sees it: rank 0 sends 2 numbers to rank 1, and expects 3 of it."""
