@@ -433,6 +433,23 @@ def test_the_latency_of_a_paced_message_overlaps_the_bytes_of_the_next():
     assert second - first == pytest.approx(0.1)
 
 
+def test_no_message_starts_before_an_earlier_paced_one(monkeypatch):
+    monkeypatch.setattr(paced, "_queues", {})
+    started, works = [], {}
+
+    def deliver(name):
+        work = SimpleNamespace(wait=lambda: None)
+        works[name] = paced.deliver(0, 1, 8, lambda: started.append(name) or work)
+
+    with paced.use(paced.Link(0.2, float("inf"))):
+        deliver("paced")
+    deliver("after it")
+    assert not started
+    works["after it"].wait()
+    deliver("at once")
+    assert started == ["paced", "after it", "at once"]
+
+
 def test_a_handle_keeps_nothing_of_what_is_sent():
     """The backend does, as long as it needs it."""
     x = torch.ones(4)
