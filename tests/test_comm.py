@@ -1,5 +1,6 @@
 """comm.py on live ranks: exact both ways, exact in bytes and messages, loud about calls that do not fit."""
 
+import inspect
 import queue
 import time
 import weakref
@@ -13,6 +14,7 @@ from planting import planted
 from gpt2lab import RankFailed, Ranks, kept
 from gpt2lab.ranks import buffers, call, comm, paced
 from gpt2lab.ranks.mesh import Axis, Mesh
+from gpt2lab.transport.pretended import one_of
 
 pytestmark = pytest.mark.live
 
@@ -113,6 +115,29 @@ def test_the_last_position_is_also_minus_one_as_in_a_list(pool, name):
             assert there_and_back(name, axis, -1) == there_and_back(name, axis, 1)
 
     pool.run(work)
+
+
+GIVEN = {"dim": 1, "root": 1, "to": 1, "source": 1, "by": 1, "shape": (4, 4), "shapes": [(4, 2), (4, 2)]}
+BOTH_WAYS = [
+    n
+    for n, f in vars(comm).items()
+    if hasattr(f, "__code__") and f.__code__.co_qualname.startswith("adjoint.")
+]
+
+
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_a_call_and_its_way_back_take_every_argument_by_the_name_that_help_shows(name):
+    names = [*inspect.signature(getattr(comm, name)).parameters]
+    given = GIVEN | {
+        "sizes": [4, 4] if "gather" in name else [2, 2],
+        "parts": [torch.ones(4, 2).requires_grad_()] * 2,
+    }
+    given |= {n: torch.ones(4, 4).requires_grad_() for n in ("x", "like")}
+    with one_of(0, 2):
+        y = getattr(comm, name)(**{n: given[n] for n in names if n != "axis"}, axis=Mesh(dp=2)["dp"])
+        sum(part.sum() for part in (y if isinstance(y, list) else [y])).backward()
+    x = given[names[0]]
+    assert (x[0] if isinstance(x, list) else x).grad is not None
 
 
 def widths(axis):

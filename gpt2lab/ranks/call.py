@@ -6,6 +6,7 @@ A function of `comm.py` returns a `Call`: what this rank sends, and how it start
 
 import contextlib
 import functools
+import inspect
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -234,6 +235,7 @@ def adjoint(backward, alone: bool = True):
 
     def wrap(make):
         plain = forward_only(f"{make.__name__} without async_op")(make)
+        first = next(iter(inspect.signature(make).parameters))
 
         class Pair(torch.autograd.Function):
             @staticmethod
@@ -257,7 +259,11 @@ def adjoint(backward, alone: bool = True):
             y = Pair.apply(many, (axis, *given), options, *(x if many else [x]))
             return list(y) if many else y
 
-        return call
+        @functools.wraps(make)
+        def named(*args, **options):
+            return call(options.pop(first), *args, **options) if first in options else call(*args, **options)
+
+        return call if first == "x" else named
 
     return wrap
 
