@@ -80,8 +80,11 @@ def end_descendants(folders: str) -> None:
 def _descends(process: Path, folders: str) -> bool:
     if f"{RANKS}={folders}".encode() in (process / "environ").read_bytes():
         return True
-    links = (os.readlink(file) for file in (process / "fd").iterdir())
-    return any(link.startswith(folders) and f"/{STACK}" in link for link in links)
+    links, real = [], os.path.realpath(folders)  # Linux says where a file is, not by which links it was found
+    for file in (process / "fd").iterdir():
+        with contextlib.suppress(OSError):  # it has been closed
+            links.append(os.readlink(file))
+    return any(link.startswith(real) and f"/{STACK}" in link for link in links)
 
 
 def _parent_died(parent: int, sockets: str) -> None:
