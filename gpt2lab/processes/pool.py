@@ -123,8 +123,13 @@ class Pool:
         own = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # it ends by itself
         arguments = (rank, ranks, str(self.folder), backend, timeout, theirs, output, own)
         process = context.Process(target=rank_main, args=arguments, name=f"rank {rank}", daemon=True)
-        with theirs, output, _room(self.folder):
-            process.start()
+        try:
+            with theirs, output, _room(self.folder):
+                process.start()
+        except BaseException:
+            os.close(reading)
+            ours.close()
+            raise
         return Member(rank, process, ours, reading)
 
     def send(self, job: bytes) -> None:
