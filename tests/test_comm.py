@@ -1,6 +1,7 @@
 """comm.py on live ranks: exact both ways, exact in bytes and messages, loud about calls that do not fit."""
 
 import inspect
+import itertools
 import queue
 import time
 import weakref
@@ -138,6 +139,13 @@ def test_a_call_and_its_way_back_take_every_argument_by_the_name_that_help_shows
         sum(part.sum() for part in (y if isinstance(y, list) else [y])).backward()
     x = given[names[0]]
     assert (x[0] if isinstance(x, list) else x).grad is not None
+
+
+def test_a_message_has_one_group_on_both_ends_also_where_one_counts_from_the_end():
+    axis = Axis("pp", (0, 1, 2), 0, up="up", down="down")
+    for source, to in itertools.permutations(range(3), 2):
+        assert {axis.way(s, t) for s in (source, source - 3) for t in (to, to - 3)} == {axis.way(source, to)}
+    assert (axis.way(0, -1), axis.way(-1, 0)) == ("up", "down")
 
 
 def widths(axis):
