@@ -209,8 +209,8 @@ class Trainer:
     def _culprit(self, loss: float) -> str:
         """What is not finite, and on which rank, as one sentence that is the same on every rank."""
         where = self._where(lambda piece: [piece.tensor.grad])
-        other = "the gradient's norm (its squares overflow)" if math.isfinite(loss) else f"the loss ({loss})"
-        where = f"the gradient of {where}" if where else other
+        norm = "the gradient's norm (its squares overflow)"
+        where = f"the gradient of {where}" if where else norm if math.isfinite(loss) else f"the loss ({loss})"
         return f"Step {self.steps}: {where} is not finite. Nothing was updated; try a lower learning rate."
 
 

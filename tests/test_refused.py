@@ -63,7 +63,7 @@ TABLE = """
     odd sp=on                                  sp=true cuts activations over the tensor-parallel ranks, but tp=1
     odd pp=8                                   5 layers, the embedding and the head leave nothing for rank
     odd pp=2,micro=3,schedule=terapipe,chunks=12          Sequences of 11 tokens make no 12 slices
-    odd pp=2,schedule=interleaved,chunks=3000             pp=2 x chunks=3000 = 6,000 stages. Use at most 4,096.
+    odd pp=2,schedule=interleaved,chunks=3000      pp=2 x chunks=3000 = 6,000 stages are too many. Use at most 4,096.
     odd pp=2,schedule=breadth_first,chunks=9999999        19,999,998 stages
     odd pp=9,schedule=interleaved,chunks=999999           8,999,991 stages
     odd pp=2,schedule=terapipe,chunks=3000000             Sequences of 11 tokens make no 3000000 slices

@@ -22,11 +22,9 @@ from pathlib import Path
 from ..transport.engine import Mismatch
 from .failure import with_source
 
-DETAIL, FOR_EACH = (
-    160,
-    40,
-)  # bytes of a call's arguments, of which an all-to-all names two numbers for each rank
-NAME, WHERE = 80, 240  # of an axis' name, and characters of the end of a file's name with the line
+DETAIL = 160  # bytes of a call's arguments
+FOR_EACH = 40  # and besides for each rank: two numbers, as an all-to-all has them
+NAME, WHERE = 80, 240  # bytes of an axis' name; characters of the end of a file's name, with the line
 FIELDS = 7
 SLOTS = 64
 COUNTS = 256
@@ -62,9 +60,8 @@ class Board:
     def __init__(self, path: Path, world: int, rank: int | None = None, create: bool = False):
         self.detail = DETAIL + FOR_EACH * world
         text = self.detail + NAME + WHERE + 60  # 60: the name of the call, two numbers, what separates all
-        self.record = struct.Struct(
-            f"<QdQ{text + 8 * world}s"
-        )  # version (odd while written), start, calls, text
+        # version (odd while being written), start time, calls made, text with all peers
+        self.record = struct.Struct(f"<QdQ{text + 8 * world}s")
         self.slot = struct.Struct(f"<Q{text}s")  # key of the call, the call with its arguments and line
         self.table = self.record.size + SLOTS * self.slot.size  # where a rank's counts begin
         self.size = self.table + COUNTS * COUNT.size  # bytes of one rank

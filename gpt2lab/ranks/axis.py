@@ -36,7 +36,7 @@ class Axis:
         return range(self.size)[position] == self.rank
 
     def way(self, source: int, to: int):
-        """The group of a message from one position to another; -1 is the last. Raises ValueError where there is none."""
+        """The group of a message from one position to another (-1: the last). Raises ValueError where there is none."""
         if self.silent:
             raise ValueError(
                 f"Axis {self.name!r} was made for calls of all its ranks, and on GPUs carries no message between two. "

@@ -119,13 +119,11 @@ def check(config, plan, rows: int, length: int) -> None:
     """Raise ValueError, before any process starts, where the plan's pipeline cannot run this model."""
     options, stages = find(plan.schedule).options, plan.pp * plan.chunks
     if "chunks" in options and stages > MOST_STAGES:  # before a schedule of so many is made
-        raise ValueError(
-            f"pp={plan.pp} x chunks={plan.chunks} = {stages:,} stages. Use at most {MOST_STAGES:,}."
-        )
+        said = f"pp={plan.pp} x chunks={plan.chunks}"
+        raise ValueError(f"{said} = {stages:,} stages are too many. Use at most {MOST_STAGES:,}.")
     if "slices" in options and plan.chunks > length:
-        raise ValueError(
-            f"Sequences of {length} tokens make no {plan.chunks} slices. Use at most chunks={length}."
-        )
+        said = f"{length} tokens make no {plan.chunks} slices"
+        raise ValueError(f"Sequences of {said}. Use at most chunks={length}.")
     most = config.n_layer + 2  # each rank has a layer, the embedding or the head
     words = {name: getattr(plan, name) for name in ("pp", "micro", "schedule", "chunks", "active")}
     schedule = _sound(type(plan)(**words)) if plan.pp <= most else None
