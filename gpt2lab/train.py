@@ -208,9 +208,10 @@ class Trainer:
         return comm.all_reduce(part if mesh["tp"].rank == 0 else torch.zeros_like(part), mesh.world)
 
     def _culprit(self, loss: float) -> str:
-        """Which tensor on which rank is not finite, as one sentence that is the same on every rank."""
+        """What is not finite, and on which rank, as one sentence that is the same on every rank."""
         where = self._where(lambda piece: [piece.tensor.grad])
-        where = f"the gradient of {where}" if where else f"the loss ({loss})"
+        norm = "the gradient's norm (its squares overflow)"
+        where = f"the gradient of {where}" if where else norm if math.isfinite(loss) else f"the loss ({loss})"
         return f"Step {self.steps}: {where} is not finite. Nothing was updated; try a lower learning rate."
 
 

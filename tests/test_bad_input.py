@@ -267,6 +267,7 @@ HERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
         ({"MASTER_PORT": "99999"}, 0, "MASTER_PORT=99999 is no port. Use 1 to 65535."),
         ({"OMP_NUM_THREADS": "many"}, 0, "OMP_NUM_THREADS=many is no whole number"),
         ({"MASTER_ADDR": "nowhere.invalid"}, 0, "There is no machine MASTER_ADDR=nowhere.invalid"),
+        ({"MASTER_ADDR": "::1"}, 0, "There is no machine MASTER_ADDR=::1 that this one can find by IPv4"),
     ],
 )
 def test_a_wrong_rank_or_address_is_told_before_the_ranks_meet(given, rank, words, monkeypatch):

@@ -1,5 +1,7 @@
 """comm.py on live ranks: exact both ways, exact in bytes and messages, loud about calls that do not fit."""
 
+import inspect
+import itertools
 import queue
 import time
 import weakref
@@ -13,6 +15,7 @@ from planting import planted
 from gpt2lab import RankFailed, Ranks, kept
 from gpt2lab.ranks import buffers, call, comm, paced
 from gpt2lab.ranks.mesh import Axis, Mesh
+from gpt2lab.transport.pretended import one_of
 
 pytestmark = pytest.mark.live
 
@@ -113,6 +116,36 @@ def test_the_last_position_is_also_minus_one_as_in_a_list(pool, name):
             assert there_and_back(name, axis, -1) == there_and_back(name, axis, 1)
 
     pool.run(work)
+
+
+GIVEN = {"dim": 1, "root": 1, "to": 1, "source": 1, "by": 1, "shape": (4, 4), "shapes": [(4, 2), (4, 2)]}
+BOTH_WAYS = [
+    n
+    for n, f in vars(comm).items()
+    if hasattr(f, "__code__") and f.__code__.co_qualname.startswith("adjoint.")
+]
+
+
+@pytest.mark.parametrize("name", BOTH_WAYS)
+def test_a_call_and_its_way_back_take_every_argument_by_the_name_that_help_shows(name):
+    names = [*inspect.signature(getattr(comm, name)).parameters]
+    given = GIVEN | {
+        "sizes": [4, 4] if "gather" in name else [2, 2],
+        "parts": [torch.ones(4, 2).requires_grad_()] * 2,
+    }
+    given |= {n: torch.ones(4, 4).requires_grad_() for n in ("x", "like")}
+    with one_of(0, 2):
+        y = getattr(comm, name)(**{n: given[n] for n in names if n != "axis"}, axis=Mesh(dp=2)["dp"])
+        sum(part.sum() for part in (y if isinstance(y, list) else [y])).backward()
+    x = given[names[0]]
+    assert (x[0] if isinstance(x, list) else x).grad is not None
+
+
+def test_a_message_has_one_group_on_both_ends_also_where_one_counts_from_the_end():
+    axis = Axis("pp", (0, 1, 2), 0, up="up", down="down")
+    for source, to in itertools.permutations(range(3), 2):
+        assert {axis.way(s, t) for s in (source, source - 3) for t in (to, to - 3)} == {axis.way(source, to)}
+    assert (axis.way(0, -1), axis.way(-1, 0)) == ("up", "down")
 
 
 def widths(axis):
@@ -408,7 +441,8 @@ def test_a_paced_collective_takes_the_rings_time_and_overlaps_with_work():
 
 
 @pytest.mark.parametrize(
-    ("theirs", "fits"), [("3,0 2,0", True), ("3,0 1,0", False), ("2,0 2,0", False), ("3,9 2,9", True)]
+    ("theirs", "fits"),
+    [("3,0 2,0", True), ("3,0 1,0", False), ("2,0 2,0", False), ("3,9 2,9", True), ("0,2 0,3", False)],
 )
 def test_all_to_alls_match_where_both_ways_do(theirs, fits):
     """Whoever comes second sees it: rank 0 sends 2 numbers to rank 1, and expects 3 of it."""
@@ -430,6 +464,23 @@ def test_the_latency_of_a_paced_message_overlaps_the_bytes_of_the_next():
         messages.put(paced.Link(0.5, 1000), 100, None)
     first, second = (messages.waiting.get()[0] for _ in range(2))
     assert second - first == pytest.approx(0.1)
+
+
+def test_no_message_starts_before_an_earlier_paced_one(monkeypatch):
+    monkeypatch.setattr(paced, "_queues", {})
+    started, works = [], {}
+
+    def deliver(name):
+        work = SimpleNamespace(wait=lambda: None)
+        works[name] = paced.deliver(0, 1, 8, lambda: started.append(name) or work)
+
+    with paced.use(paced.Link(0.2, float("inf"))):
+        deliver("paced")
+    deliver("after it")
+    assert not started
+    works["after it"].wait()
+    deliver("at once")
+    assert started == ["paced", "after it", "at once"]
 
 
 def test_a_handle_keeps_nothing_of_what_is_sent():

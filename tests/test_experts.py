@@ -103,6 +103,13 @@ def test_every_expert_that_chooses_takes_an_even_share_and_the_best():
             assert torch.equal(best, (experts[b, :, e] == e).nonzero()[:, 0])
 
 
+@pytest.mark.parametrize("percent", [70, 110, 120, 125, 140])
+def test_an_experts_room_is_the_least_whole_number_that_holds_its_share(percent):
+    for experts in (6, 8, 10):
+        right = [min(n, -(-2 * n * percent // (100 * experts))) for n in range(1, 300)]
+        assert [Experts(experts, 2, capacity=percent / 100).room(n) for n in range(1, 300)] == right
+
+
 def test_the_load_bias_has_the_excess_load_as_its_gradient_and_leaves_the_weights_alone():
     moe, x = mixture(Experts(4, 2, "deepseek", balance=0.0)), rows()
     (moe(x) * 0).sum().backward()

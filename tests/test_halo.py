@@ -73,6 +73,8 @@ def test_the_exact_window_condition_at_its_boundary():
     plan.check(on_ranks.config(4), 4, 16)
     with pytest.raises(ValueError, match="window of 5 tokens .* 2 ranks away, and 1 is allowed"):
         plan.check(on_ranks.config(5), 4, 16)
+    with pytest.raises(ValueError, match="3 ranks away.*at most 4"):
+        check_hops(table, 10**18)  # far too wide: found in a few looks
     Plan.parse("cp=4,exchange=halo-kv").check(on_ranks.config(5), 4, 16)
     assert [hops(table, w) for w in (0, 1, 4, 5, 8, 9, 12, 15)] == [0, 1, 1, 2, 2, 3, 3, 3]
 

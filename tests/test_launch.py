@@ -311,6 +311,20 @@ def test_a_system_that_allows_no_more_processes_is_told(error, monkeypatch):
         launch(lambda rank, world_size: rank, ranks=2)
 
 
+@forkserver
+def test_a_rank_that_cannot_start_leaves_no_descriptor(monkeypatch):
+    def refused(_):
+        raise OSError("no")
+
+    launch(total, ranks=1)
+    monkeypatch.setattr(multiprocessing.context.ForkServerProcess, "_Popen", staticmethod(refused))
+    here = lambda: len(os.listdir("/dev/fd"))
+    before = here()
+    with pytest.raises(OSError, match="no") as kept:  # and with it all that its traceback refers to
+        launch(total, ranks=2)
+    assert here() == before and kept
+
+
 def test_wrong_arguments_are_refused_before_any_process_starts(monkeypatch):
     monkeypatch.setattr(
         "gpt2lab.processes.pool.Pool.__init__", lambda *_: pytest.fail("a process was started")

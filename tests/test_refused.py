@@ -63,6 +63,10 @@ TABLE = """
     odd sp=on                                  sp=true cuts activations over the tensor-parallel ranks, but tp=1
     odd pp=8                                   5 layers, the embedding and the head leave nothing for rank
     odd pp=2,micro=3,schedule=terapipe,chunks=12          Sequences of 11 tokens make no 12 slices
+    odd pp=2,schedule=interleaved,chunks=3000      pp=2 x chunks=3000 = 6,000 stages are too many. Use at most 4,096.
+    odd pp=2,schedule=breadth_first,chunks=9999999        19,999,998 stages
+    odd pp=9,schedule=interleaved,chunks=999999           8,999,991 stages
+    odd pp=2,schedule=terapipe,chunks=3000000             Sequences of 11 tokens make no 3000000 slices
     odd pp=2,micro=3,schedule=terapipe,cp=2               terapipe already splits the tokens
     odd pp=4,tp=2,sp=true,micro=3,schedule=zb_v           sp=true needs a layer on every stage
     odd pp=2,dp=2,micro=2,zero=3,schedule=terapipe        zero=3 runs every block a second time... Use zero=1 or 2

@@ -1,5 +1,6 @@
 """What ranks write on the status board, and what their parent makes of it: no ranks, only their records."""
 
+import contextlib
 import os
 import time
 import zlib
@@ -13,6 +14,8 @@ from gpt2lab.processes.failure import RankFailed
 from gpt2lab.processes.pool import Pool
 from gpt2lab.processes.status_board import SLOTS, Activity, Board
 from gpt2lab.processes.watch import Watch
+from gpt2lab.ranks import call
+from gpt2lab.transport.engine import Mismatch
 
 LONG_AGO = 60.0  # seconds
 
@@ -56,6 +59,50 @@ def test_a_note_over_which_another_is_written_while_it_is_read_is_not_believed(b
     assert board.noted(0, 5) is None
 
 
+def long_calls(n: int, most: int, off: int) -> list[tuple[str, str]]:
+    """What the last two of n ranks call, with numbers up to `most`; where `off`, the last of them counts one less."""
+    every, one_less = [most] * n, [*[most] * (n - 2), most - off, 0]
+    sent = lambda numbers: f"all_to_all float32 {','.join(map(str, every))} {','.join(map(str, numbers))}"
+    sizes = lambda numbers: f"all_gather dim -2 sizes {numbers} of (2, 8, 1024, 64) float32"
+    many = lambda op, last: f"{op} {(most,) * 500 + (last,)} float32"  # longer than a board has room for
+    right = [*every[:-2], most, 0]
+    return [
+        (sent(every), sent(one_less)),
+        (sizes(right), sizes(one_less)),
+        (many("send", most), many("recv", most - off)),
+        (many("scatter", most), many("scatter", most - off)),
+    ]
+
+
+@pytest.mark.parametrize("off", [0, 1])
+@pytest.mark.parametrize("most", [9, 10**18])
+@pytest.mark.parametrize("n", [2, 32, 64])
+def test_calls_are_compared_to_their_last_digit_however_long_they_are(tmp_path, monkeypatch, n, most, off):
+    boards = {rank: Board(tmp_path / "board", n, rank, create=rank == n - 2) for rank in (n - 2, n - 1)}
+
+    def begins(rank, peer, number, signature):
+        monkeypatch.setattr(status_board, "_board", boards[rank])
+        agree = lambda mine, theirs, other: call._fit(mine, theirs, rank, other)
+        status_board.announce("world", number, signature, "a long name" * 99, [peer], agree)
+
+    for number, (one, other) in enumerate(long_calls(n, most, off)):
+        begins(n - 2, n - 1, number, one)
+        with pytest.raises(Mismatch, match=f"rank {n - 2} called") if off else contextlib.nullcontext():
+            begins(n - 1, n - 2, number, other)
+
+
+def test_a_long_call_is_on_the_board_with_all_of_its_ranks(tmp_path, monkeypatch):
+    n = 64
+    board, peers = Board(tmp_path / "board", n, 0, create=True), tuple(range(1, n))
+    monkeypatch.setattr(status_board, "_board", board)
+    where = f'File "{"folder/" * 999}file.py", line 7'
+    for detail in (f"dim -2 sizes {[10**18] * n} of (4,) float32", "x" * 10_000):
+        status_board.enter("all_gather", "a long name" * 99, peers, 7, detail, "world", where)
+        found = board.read(0)
+        assert (found.op, found.peers, found.number, found.where[-7:]) == ("all_gather", peers, 7, " line 7")
+        assert found.since and found.channel and (found.detail == detail) == (len(detail) < 2_000)
+
+
 class Records:
     """A board on which each reading of a rank shows the next of its records, and the last one from then on."""
 
@@ -86,7 +133,9 @@ def test_a_circle_is_believed_when_two_readings_agree():
     assert deadlock.find_circle(Records([one, receives(0, 2)], [other]), [0, 1], now) == []
 
 
-@pytest.mark.parametrize(("detail", "needed"), [("dim 0 (4,) float32", [1]), ("(0, 4) float32", [])])
+@pytest.mark.parametrize(
+    ("detail", "needed"), [("dim 0 (4,) float32", [1]), ("(0, 4) float32", []), ("(4, 4... 5c0e", [])]
+)
 def test_a_collective_in_which_a_part_is_empty_may_not_need_all(detail, needed):
     entry = Activity(0, time.monotonic() - LONG_AGO, 1, "all_gather", "dp", (1,), 1, detail, "", 7)
     assert deadlock.needs(Records([entry], [entry]), entry, time.monotonic()) == needed

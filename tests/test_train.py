@@ -19,11 +19,12 @@ from gpt2lab.cli import main
 from gpt2lab.commands.report import short
 from gpt2lab.lessons.labs.instruments import trainer_by
 from gpt2lab.model import GPT2Config
-from gpt2lab.plan import Plan
+from gpt2lab.plan import Plan, build
+from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, example_batch
 from gpt2lab.run import Options, read_log, start
 from gpt2lab.storage import checkpoint
-from gpt2lab.train import LLMC, Recipe
+from gpt2lab.train import LLMC, Recipe, Trainer
 
 pytestmark = pytest.mark.live
 
@@ -61,6 +62,19 @@ def test_not_a_number_stops_before_the_update_and_names_step_tensor_and_rank():
         one.step(example_batch(CONFIG, 7, 11))
     for name, t in one.parallel.weights().items():
         assert torch.equal(t, before[name]) or name == "h.2.mlp.c_fc.bias"
+
+
+@pytest.mark.parametrize(
+    ("gradient", "words"),
+    [(math.inf, "the gradient of ln_f.bias on"), (1e25, r"the gradient's norm \(its squares overflow\)")],
+)
+def test_what_is_not_finite_is_named_not_the_loss_which_is(gradient, words):
+    """In 32 bits, in which the square of 1e25 is no number."""
+    one = Trainer(build(Plan(), CONFIG, Mesh(), torch.float32))
+    fill = lambda p: (p.grad.fill_(gradient), None)[1]  # a hook gives nothing
+    one.parallel.model.ln_f.bias.register_post_accumulate_grad_hook(fill)
+    with pytest.raises(FloatingPointError, match=f"Step 0: {words}.* is not finite"):
+        one.step(example_batch(CONFIG, 7, 11))
 
 
 @pytest.mark.parametrize(

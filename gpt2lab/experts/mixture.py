@@ -9,6 +9,7 @@ Experts"; Zhou et al. 2022, "Mixture-of-Experts with Expert Choice Routing"; Dee
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 import torch.nn.functional as F
@@ -98,11 +99,14 @@ class Experts:
         return config.n_layer // self.every * layer
 
     def room(self, tokens: int) -> int:
-        """How many tokens of a group an expert takes: ceil(k S / E * factor); all of them where none is dropped."""
+        """How many tokens of a group an expert takes: ceil(k S / E * factor); all of them where none is dropped.
+
+        Exact for the factor as it is written: in floats 50 * 1.1 is more than 55.
+        """
         factor = self.capacity or (1.0 if self.router == "expert_choice" else None)
         if factor is None:
             return tokens
-        return min(tokens, math.ceil(self.top_k * tokens / self.experts * factor))
+        return min(tokens, math.ceil(self.top_k * tokens * Fraction(str(factor)) / self.experts))
 
 
 class Here:

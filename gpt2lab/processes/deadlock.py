@@ -19,8 +19,8 @@ def needs(board: Board, entry: Activity, now: float) -> list[int]:
     """The ranks whose call this rank needs before it can continue; empty where that is not certain."""
     if not entry.since or now - entry.since < PATIENCE or not entry.channel:
         return []
-    # a collective that has an empty part may not need all ranks
-    of_all = entry.op in EVERYONE and not re.search(r"(?<!dim )\b0\b", entry.detail)
+    # a collective that has an empty part, or may have one, may not need all ranks
+    of_all = entry.op in EVERYONE and not re.search(r"(?<!dim )\b0\b|\.\.\.", entry.detail)
     if entry.op not in ("send", "recv") and not of_all:
         return []
     begun = {peer: board.begun(peer, entry.channel) for peer in entry.peers if peer != entry.rank}

@@ -55,12 +55,14 @@ def own_frame(frames: list[str]) -> str:
     return next((f for f in frames if not f.removeprefix('File "').startswith(libraries)), frames[0])
 
 
-def how_it_ended(exitcode: int | None) -> str:
-    """An exit code in words, a signal by its name."""
+def how_it_ended(exitcode: int | None, returned: bool) -> str:
+    """An exit code in words, a signal by its name; `returned`: the rank's result was here already."""
     if exitcode is None:
         return "ended without an exit code"
     if exitcode >= 0:
-        return f"left with exit code {exitcode} before it returned a result"
+        return (
+            f"left with exit code {exitcode} {'after it had' if returned else 'before it'} returned a result"
+        )
     try:
         name = signal.Signals(-exitcode).name
     except ValueError:

@@ -12,7 +12,7 @@ import time
 import types
 
 from ..machine.huge_pages import ask_for_huge_pages
-from .orphans import ASKS_TO_END, CLOSED, PARENT, PRELOAD
+from .orphans import ASKS_TO_END, CLOSED, PARENT, PRELOAD, own_folders
 
 STARTING = threading.Lock()
 ENDING = 10.0
@@ -46,7 +46,7 @@ def context(closed: bool = False):
             if not os.path.isdir(folder):
                 said = "by which processes start, is gone. Restart this program, or the notebook's kernel."
                 raise OSError(f"The folder {folder}, {said}")
-            os.environ[PARENT] = f"{os.getpid()} {'main' if main else 'other'} {folder}"
+            os.environ[PARENT] = f"{own_folders()} {'main' if main else 'other'} {folder}"
             needed = (name for name in loaded() if (name + ".").split(".")[1] not in ONLY_HERE)
             os.environ[PRELOAD] = " ".join(needed)
             os.environ |= {CLOSED: "1"} if closed else {}

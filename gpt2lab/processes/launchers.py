@@ -98,11 +98,11 @@ def process_group(here: Launched, device: str = "cpu", timeout: float = 300.0):
             f"There is no rank {here.rank} of {here.world_size}. Let the launcher use 0 to one less."
         )
     try:
-        socket.getaddrinfo(address[0], None)
+        socket.getaddrinfo(address[0], None, socket.AF_INET)
     except OSError as error:
         raise ValueError(
-            f"There is no machine MASTER_ADDR={address[0]} that this one can find ({error.strerror}). "
-            "Use a name that every machine knows, or an address in numbers."
+            f"There is no machine MASTER_ADDR={address[0]} that this one can find by IPv4 ({error.strerror}). "
+            "Use a name that every machine knows, or an IPv4 address, such as 10.0.0.1."
         ) from None
     try:
         store = meeting.open_store(here, *address, timeout)

@@ -163,22 +163,23 @@ def ranks_in_words(ranks: list[int]) -> str:
 
 
 def own_address(towards: str) -> str:
-    """The address of the network card named in the environment; without one, name the card that leads `towards`.
+    """The address of the first network card named in the environment; without one, name that which leads `towards`.
 
-    Raises ValueError where there is no card of that name.
+    Raises ValueError where there is no card of one of these names, which commas separate.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
         asks.connect((towards, 9))  # sends nothing
         mine = asks.getsockname()[0]
     found = cards()
     leads = [name for name, address in found.items() if address == mine]
-    card = os.environ.setdefault(CARD, leads[0]) if leads else os.environ.get(CARD)
-    if found and card and card not in found:
+    said = os.environ.setdefault(CARD, leads[0]) if leads else os.environ.get(CARD, "")
+    named = [card for card in said.split(",") if card]
+    if found and (missing := [card for card in named if card not in found]):
         raise ValueError(
-            f"{CARD}={card}, but {platform.node()} has no network card {card} with an address. It has "
+            f"{CARD}={said}, but {platform.node()} has no network card {missing[0]} with an address. Use one of "
             f"{', '.join(f'{name} ({address})' for name, address in found.items())}."
         )
-    return found.get(card, mine)
+    return found.get(named[0], mine) if named else mine
 
 
 def cards() -> dict[str, str]:

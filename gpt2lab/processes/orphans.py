@@ -15,12 +15,17 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 ASKS_TO_END = [signal.SIGINT, signal.SIGHUP, signal.SIGTERM]
-FOLDER_PREFIX = "gpt2lab-"
+TOKEN = os.urandom(4).hex()
 PARENT = "GPT2LAB_FORKSERVER_PARENT"
 PRELOAD = "GPT2LAB_FORKSERVER_PRELOAD"
 CLOSED = "GPT2LAB_FORKSERVER_CLOSED"
 RANKS = "GPT2LAB_RANKS"  # in the environment of a rank and of what it starts: the private folder of its ranks
 STACK = "stack."  # begins the name of a file in that folder that a rank and its forks hold open
+
+
+def own_folders() -> str:
+    """How the names of this process's private folders begin; another container may have its number, and share /tmp."""
+    return f"gpt2lab-{os.getpid()}-{TOKEN}-"
 
 
 def die_with_parent(sig: int) -> None:
@@ -80,15 +85,18 @@ def end_descendants(folders: str) -> None:
 def _descends(process: Path, folders: str) -> bool:
     if f"{RANKS}={folders}".encode() in (process / "environ").read_bytes():
         return True
-    links = (os.readlink(file) for file in (process / "fd").iterdir())
-    return any(link.startswith(folders) and f"/{STACK}" in link for link in links)
+    links, real = [], os.path.realpath(folders)  # Linux says where a file is, not by which links it was found
+    for file in (process / "fd").iterdir():
+        with contextlib.suppress(OSError):  # it has been closed
+            links.append(os.readlink(file))
+    return any(link.startswith(real) and f"/{STACK}" in link for link in links)
 
 
-def _parent_died(parent: int, sockets: str) -> None:
+def _parent_died(folders: str, sockets: str) -> None:
     if hasattr(signal, "SIGRTMIN"):
         signal.signal(signal.SIGRTMIN, signal.SIG_IGN)  # Linux sends one for each thread of the parent
-    end_descendants(f"{tempfile.gettempdir()}/{FOLDER_PREFIX}{parent}-")
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}{parent}-*"):
+    end_descendants(f"{tempfile.gettempdir()}/{folders}")
+    for folder in Path(tempfile.gettempdir()).glob(f"{folders}*"):
         shutil.rmtree(folder, ignore_errors=True)
     if sockets:
         shutil.rmtree(sockets, ignore_errors=True)
@@ -98,19 +106,19 @@ def _parent_died(parent: int, sockets: str) -> None:
 def exit_with_parent() -> None:
     """In the forkserver: exit (which ends every rank) when the process that started it is gone.
 
-    That process puts into the environment its number, whether its main thread starts the forkserver, and the folder of
-    multiprocessing's sockets. For Linux the parent is the *thread* that forked, so if another thread did, its end must
-    not count as the parent's death. Ctrl-C, a closed terminal and SIGTERM, which `timeout` and schedulers send to all
-    processes, are the parent's business, also while torch is imported here.
+    That process puts into the environment `own_folders`, whether its main thread starts the forkserver, and the folder
+    of multiprocessing's sockets. For Linux the parent is the *thread* that forked, so if another thread did, its end
+    must not count as the parent's death. Ctrl-C, a closed terminal and SIGTERM, which `timeout` and schedulers send to
+    all processes, are the parent's business, also while torch is imported here.
     """
     for number in ASKS_TO_END:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKS_TO_END)
-    parent, thread, sockets = (os.environ.get(PARENT, "") + "  ").split(" ", 2)
-    if not parent:
+    folders, thread, sockets = (os.environ.get(PARENT, "") + "  ").split(" ", 2)
+    if not folders:
         return
     if thread == "main" and sys.platform == "linux":
-        signal.signal(signal.SIGRTMIN, lambda *_: _parent_died(int(parent), sockets.strip()))
+        signal.signal(signal.SIGRTMIN, lambda *_: _parent_died(folders, sockets.strip()))
         die_with_parent(signal.SIGRTMIN)  # nobody else sends it
-    if os.getppid() != int(parent):
-        _parent_died(int(parent), sockets.strip())
+    if os.getppid() != int(folders.split("-")[1]):
+        _parent_died(folders, sockets.strip())

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..machine.words import CROWDED
 from . import forkserver
 from .failure import own_frame, with_source
-from .orphans import FOLDER_PREFIX, STACK, end_children, end_descendants, process_state
+from .orphans import STACK, end_children, end_descendants, own_folders, process_state
 from .rank_process import HEADER, rank_main
 from .status_board import Board
 
@@ -101,7 +101,7 @@ class Pool:
     def __init__(self, ranks: int, backend: str, timeout: float):
         with forkserver.STARTING:
             context = forkserver.context()
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
+        self.folder = Path(tempfile.mkdtemp(prefix=own_folders()))
         self.members: list[Member] = []
         self.jobs, self.owner, self.up = 0, os.getpid(), set()
         try:
@@ -123,8 +123,13 @@ class Pool:
         own = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # it ends by itself
         arguments = (rank, ranks, str(self.folder), backend, timeout, theirs, output, own)
         process = context.Process(target=rank_main, args=arguments, name=f"rank {rank}", daemon=True)
-        with theirs, output, _room(self.folder):
-            process.start()
+        try:
+            with theirs, output, _room(self.folder):
+                process.start()
+        except BaseException:
+            os.close(reading)
+            ours.close()
+            raise
         return Member(rank, process, ours, reading)
 
     def send(self, job: bytes) -> None:

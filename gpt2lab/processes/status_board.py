@@ -7,6 +7,7 @@ without ranks) a rank only remembers its own call, for error messages.
 """
 
 import contextlib
+import hashlib
 import importlib.util
 import mmap
 import os
@@ -21,16 +22,14 @@ from pathlib import Path
 from ..transport.engine import Mismatch
 from .failure import with_source
 
-TEXT = 480
-RECORD = struct.Struct(f"<QdQ{TEXT}s")  # version (odd while being written), start time, calls made, text
+DETAIL = 160  # bytes of a call's arguments
+FOR_EACH = 40  # and besides for each rank: two numbers, as an all-to-all has them
+NAME, WHERE = 80, 240  # bytes of an axis' name; characters of the end of a file's name, with the line
 FIELDS = 7
 SLOTS = 64
-NOTE = 400
-SLOT = struct.Struct(f"<Q{NOTE}s")  # key of the call, the call with its arguments and line
 COUNTS = 256
 TRIES = 16  # entries in which a channel's count can be, one after the other
 COUNT = struct.Struct("<II")  # checksum of a channel's name, calls begun there
-PER_RANK = RECORD.size + SLOTS * SLOT.size + COUNTS * COUNT.size
 _TORCH = importlib.util.find_spec("torch").submodule_search_locations[0]
 _HERE = os.path.dirname(__file__)
 _NOT_THE_CALLER = (_HERE, os.path.join(os.path.dirname(_HERE), "ranks"), _TORCH, contextlib.__file__)
@@ -56,13 +55,20 @@ class Activity:
 
 
 class Board:
-    """The shared memory itself: one record a rank."""
+    """The shared memory itself: of every rank a record, its last calls, and how many it has begun on each channel."""
 
     def __init__(self, path: Path, world: int, rank: int | None = None, create: bool = False):
+        self.detail = DETAIL + FOR_EACH * world
+        text = self.detail + NAME + WHERE + 60  # 60: the name of the call, two numbers, what separates all
+        # version (odd while being written), start time, calls made, text with all peers
+        self.record = struct.Struct(f"<QdQ{text + 8 * world}s")
+        self.slot = struct.Struct(f"<Q{text}s")  # key of the call, the call with its arguments and line
+        self.table = self.record.size + SLOTS * self.slot.size  # where a rank's counts begin
+        self.size = self.table + COUNTS * COUNT.size  # bytes of one rank
         if create:
-            Path(path).write_bytes(bytes(world * PER_RANK))
+            Path(path).write_bytes(bytes(world * self.size))
         descriptor = os.open(path, os.O_RDWR)
-        self.memory = mmap.mmap(descriptor, world * PER_RANK)
+        self.memory = mmap.mmap(descriptor, world * self.size)
         os.close(descriptor)
         self.world, self.rank = world, rank
         self.calls = 0
@@ -83,17 +89,17 @@ class Board:
 
     def write(self, since: float) -> None:
         """Publish this rank's record; a reader that sees an odd version tries again."""
-        offset = self.rank * PER_RANK
-        version = RECORD.unpack_from(self.memory, offset)[0]
+        offset = self.rank * self.size
+        (version,) = struct.unpack_from("<Q", self.memory, offset)
         struct.pack_into("<Q", self.memory, offset, version + 1)
-        RECORD.pack_into(self.memory, offset, version + 1, since, self.calls, self.text)
+        self.record.pack_into(self.memory, offset, version + 1, since, self.calls, self.text)
         struct.pack_into("<Q", self.memory, offset, version + 2)
 
     def read(self, rank: int) -> Activity:
         """The current record of `rank`."""
         for _ in range(100):
-            before, since, calls, text = RECORD.unpack_from(self.memory, rank * PER_RANK)
-            after = struct.unpack_from("<Q", self.memory, rank * PER_RANK)[0]
+            before, since, calls, text = self.record.unpack_from(self.memory, rank * self.size)
+            after = struct.unpack_from("<Q", self.memory, rank * self.size)[0]
             if before == after and before % 2 == 0:
                 break
         parts = text.rstrip(b"\0").decode(errors="replace").split("\x1f")
@@ -107,15 +113,15 @@ class Board:
 
     def note(self, key: int, text: bytes) -> None:
         """Store one call in this rank's history, over the one 64 calls before."""
-        offset = self.rank * PER_RANK + RECORD.size + key % SLOTS * SLOT.size
+        offset = self.rank * self.size + self.record.size + key % SLOTS * self.slot.size
         struct.pack_into("<Q", self.memory, offset, 0)
-        SLOT.pack_into(self.memory, offset, 0, text)
+        self.slot.pack_into(self.memory, offset, 0, text)
         struct.pack_into("<Q", self.memory, offset, key)
 
     def noted(self, rank: int, key: int) -> str | None:
         """What `rank` has stored under a key; None before that call, and long after it."""
-        offset = rank * PER_RANK + RECORD.size + key % SLOTS * SLOT.size
-        found, text = SLOT.unpack_from(self.memory, offset)
+        offset = rank * self.size + self.record.size + key % SLOTS * self.slot.size
+        found, text = self.slot.unpack_from(self.memory, offset)
         if found != key or struct.unpack_from("<Q", self.memory, offset)[0] != key:
             return None
         return text.rstrip(b"\0").decode(errors="replace")
@@ -132,7 +138,7 @@ class Board:
 
     def _entry(self, rank: int, channel: int) -> int | None:
         """Where a channel of a rank is counted, or will be; None where the entries that may have it are taken."""
-        table = rank * PER_RANK + RECORD.size + SLOTS * SLOT.size
+        table = rank * self.size + self.table
         entries = (table + number % COUNTS * COUNT.size for number in range(channel, channel + TRIES))
         return next((e for e in entries if COUNT.unpack_from(self.memory, e)[0] in (0, channel)), None)
 
@@ -165,8 +171,12 @@ def enter(op, axis_name, peers, call_number, detail="", channel="", where="", in
         return _mine
     blocked = channel and threading.current_thread() is threading.main_thread()
     code = str(zlib.crc32(channel.encode()) if blocked else 0)
-    fields = (op, axis_name, ",".join(map(str, peers)), str(call_number), code, detail, where)
-    return _board.say("\x1f".join(fields).encode()[:TEXT], instead)
+    others = ",".join(map(str, peers)), str(call_number), code
+    text = "\x1f".join((op, axis_name, *others, detail, where)).encode()
+    if len(text) > _board.detail:  # a part of it may be too long
+        detail, where = _fitted(detail, _board.detail), where[-WHERE:]
+        text = "\x1f".join((op, _fitted(axis_name, NAME), *others, detail, where)).encode()
+    return _board.say(text, instead)
 
 
 def announce(channel: str, number: int, signature: str, axis_name: str, peers, agree=None) -> None:
@@ -179,8 +189,13 @@ def announce(channel: str, number: int, signature: str, axis_name: str, peers, a
         return
     code = zlib.crc32(channel.encode())
     key = (code << 31) + number
-    what = f"#{number} on axis {axis_name!r}"
-    _board.note(key, "\x1f".join((signature, what, caller())).encode()[:NOTE])
+    what, where = f"#{number} on axis {axis_name!r}", caller()
+    text = "\x1f".join((signature, what, where)).encode()
+    if len(text) > _board.detail:  # a part of it may be too long
+        op, _, detail = signature.partition(" ")  # a send and its receive have the same detail
+        signature = f"{op} {_fitted(detail, _board.detail)}"
+        text = "\x1f".join((signature, _fitted(what, NAME), where[-WHERE:])).encode()
+    _board.note(key, text)
     _board.count(code, number)
     for peer in peers:
         noted = _board.noted(peer, key)
@@ -188,10 +203,18 @@ def announce(channel: str, number: int, signature: str, axis_name: str, peers, a
             continue
         theirs, *rest = noted.split("\x1f")
         if not (agree(signature, theirs, peer) if agree else signature == theirs):
-            mine = f"rank {_board.rank} calls {signature} {what}; {with_source(caller())}"
+            mine = f"rank {_board.rank} calls {signature} {what}; {with_source(where)}"
             other = f"rank {peer} called {theirs} {'; '.join([rest[0], with_source(rest[-1])])}"
             why = "Ranks of one axis must make the same calls in the same order, with shapes that fit."
             raise Mismatch(f"Two ranks made calls that do not match:\n  {mine}\n  {other}\n{why}")
+
+
+def _fitted(text: str, room: int) -> str:
+    """A text; of one of more than `room` bytes its beginning and a digest: equal for equal texts only."""
+    if len(data := text.encode()) <= room:
+        return text
+    digest = hashlib.blake2b(data, digest_size=16).hexdigest()
+    return f"{data[: room - 36].decode(errors='ignore')}... {digest}"
 
 
 def leave(entry=None) -> None:

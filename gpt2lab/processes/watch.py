@@ -157,9 +157,8 @@ class Watch:
         doing = f"in {call}" if entry.since else "outside any communication"
         if not entry.since and entry.op:
             doing += f"; its last call was {call}"
-        raise RankFailed(
-            f"rank {rank} {how_it_ended(process.exitcode)} ({doing}).", rank, "ProcessDied", states
-        )
+        how = how_it_ended(process.exitcode, rank in self.results)
+        raise RankFailed(f"rank {rank} {how} ({doing}).", rank, "ProcessDied", states)
 
     def _check_progress(self) -> None:
         now = time.monotonic()

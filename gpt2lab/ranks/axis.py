@@ -36,10 +36,10 @@ class Axis:
         return range(self.size)[position] == self.rank
 
     def way(self, source: int, to: int):
-        """The group of a message from one position to another. Raises ValueError where the axis has none for it."""
+        """The group of a message from one position to another (-1: the last). Raises ValueError where there is none."""
         if self.silent:
             raise ValueError(
                 f"Axis {self.name!r} was made for calls of all its ranks, and on GPUs carries no message between two. "
                 f"Make it with them: Mesh(..., messages=[{self.name!r}]), or mesh.axis(..., messages=True)."
             )
-        return (self.up if source < to else self.down) or self.group
+        return (self.up if source % self.size < to % self.size else self.down) or self.group

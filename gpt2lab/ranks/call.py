@@ -6,6 +6,7 @@ A function of `comm.py` returns a `Call`: what this rank sends, and how it start
 
 import contextlib
 import functools
+import inspect
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -171,15 +172,15 @@ def perform(call: Call, async_op: bool = False):
 
 def _fit(mine: str, theirs: str, rank: int, peer: int) -> bool:
     """Whether two ranks' calls match: equal, or a send and its receive, or all-to-alls that agree on both parts."""
-    if mine == theirs:
-        return not mine.startswith(("send", "recv"))
+    if not mine.startswith(("send", "recv", "all_to_all")):
+        return mine == theirs
     ours, others = mine.split(), theirs.split()
-    if {ours[0], others[0]} == {"send", "recv"}:
-        return ours[1:] == others[1:]
-    if ours[0] == others[0] == "all_to_all" and ours[1] == others[1]:
-        counts = [[int(n) for n in words.split(",")] for words in (*ours[2:], *others[2:])]
-        return counts[0][peer] == counts[3][rank] and counts[1][peer] == counts[2][rank]
-    return False
+    if ours[0] != "all_to_all":
+        return {ours[0], others[0]} == {"send", "recv"} and ours[1:] == others[1:]
+    if ours[:2] != others[:2]:
+        return False
+    counts = [[int(n) for n in words.split(",")] for words in (*ours[2:], *others[2:])]
+    return counts[0][peer] == counts[3][rank] and counts[1][peer] == counts[2][rank]
 
 
 class Exchange:
@@ -234,6 +235,7 @@ def adjoint(backward, alone: bool = True):
 
     def wrap(make):
         plain = forward_only(f"{make.__name__} without async_op")(make)
+        first = next(iter(inspect.signature(make).parameters))
 
         class Pair(torch.autograd.Function):
             @staticmethod
@@ -257,7 +259,11 @@ def adjoint(backward, alone: bool = True):
             y = Pair.apply(many, (axis, *given), options, *(x if many else [x]))
             return list(y) if many else y
 
-        return call
+        @functools.wraps(make)
+        def named(*args, **options):
+            return call(options.pop(first), *args, **options) if first in options else call(*args, **options)
+
+        return call if first == "x" else named
 
     return wrap
 

@@ -216,7 +216,7 @@ def gather(x, axis: Axis, dim: int = 0, root: int = 0, sizes: Sizes = None):
     return Call("gather", axis, detail, start, parts or mine, join, sends=sends, pace=pace)
 
 
-@adjoint(lambda grads, shapes, axis, *_: all_to_all(grads, axis, shapes))
+@adjoint(lambda grads, shapes_of_parts, axis, shapes=None: all_to_all(grads, axis, shapes_of_parts))
 def all_to_all(parts: Sequence[torch.Tensor], axis: Axis, shapes: Sequence | None = None):
     """Part p goes to the rank at position p; gives the list of parts that arrive, of `shapes` (default: those sent).
 

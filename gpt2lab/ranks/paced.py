@@ -5,6 +5,7 @@ bandwidth; the ranks sleep meanwhile, so that overlap and topology can be seen o
 called "paced" wherever they are shown.
 """
 
+import math
 import queue
 import threading
 import time
@@ -50,12 +51,16 @@ def delay(ranks, rank: int, done: float, size: int, messages: int, sends=()) -> 
 
 
 def deliver(source: int, target: int, size: int, start):
-    """Start a message by `start()`, which returns a Work: now, or when it would have arrived on the paced network."""
-    if slower is None:
+    """Start a message by `start()`, which returns a Work: now, or when it would have arrived on the paced network.
+
+    None starts before an earlier one to the same rank, also where that one is paced and this one is not.
+    """
+    if slower is None and (target not in _queues or _queues[target].last.started.done()):
         return start()
     if target not in _queues:
         _queues[target] = _Queue()
-    return _queues[target].put(slower.link(source, target), size, start)
+    link = slower.link(source, target) if slower else Link(0.0, math.inf)
+    return _queues[target].put(link, size, start)
 
 
 class _Queue:
@@ -71,6 +76,7 @@ class _Queue:
         # the link is busy while the bytes pass; the latency of one message overlaps the bytes of the next
         self.free_at = max(now, self.free_at) + size / link.bandwidth
         work = _Delayed()
+        self.last = work
         self.waiting.put((self.free_at + link.latency, start, work))
         return work
 

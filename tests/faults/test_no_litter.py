@@ -110,6 +110,22 @@ def test_what_ranks_have_started_ends_with_them(how, folder):
     until(lambda: not running(found))
 
 
+def test_a_fork_is_found_where_tmpdir_is_a_link_and_while_it_closes_something(tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(tmp_path)
+    folder = tmp_path / "link" / "gpt2lab-1-of ranks"
+    folder.mkdir()
+    with open(folder / f"{orphans.STACK}0", "w") as held:
+        fork = subprocess.Popen(["sleep", "1000"], pass_fds=[held.fileno()])
+    right = os.readlink
+    late = lambda path: right("/nowhere" if str(path) == f"/proc/{fork.pid}/fd/0" else path)
+    monkeypatch.setattr(os, "readlink", late)
+    try:
+        assert orphans._descends(Path(f"/proc/{fork.pid}"), str(folder))
+    finally:
+        fork.kill()
+        fork.wait()
+
+
 MUTANTS = {
     "nobody looks for what a dead rank has left": (pool.Pool._kill, "if ended:", "if False:"),
     "a program is not known by its environment": (orphans._descends, "return True", "pass"),

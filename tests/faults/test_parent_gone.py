@@ -77,6 +77,16 @@ def test_killing_the_parent_leaves_nothing(script, state):
     promptly(killed, 2.0)
 
 
+def test_killing_the_parent_leaves_the_folders_of_another_one_of_that_number(script):
+    """Processes of two containers that share /tmp."""
+    running = script(how=LIVE)
+    running.wait_for_line("up")
+    other = running.temp / f"gpt2lab-{running.process.pid}-0123abcd-of another"
+    other.mkdir()
+    running.process.kill()
+    until(lambda: running.folders() == [other])
+
+
 def test_killing_the_parent_while_ranks_start_leaves_nothing(script):
     for early in (0.0, 0.05, 0.15):
         running = script(how=LIVE)
@@ -95,7 +105,7 @@ def again():
     return real()
 
 real, tempfile._get_default_tempdir = tempfile._get_default_tempdir, again
-os.environ[orphans.PARENT] = f"{os.getppid()} main "
+os.environ[orphans.PARENT] = f"gpt2lab-{os.getppid()}-0123abcd- main "
 orphans.exit_with_parent()
 os.kill(os.getpid(), signal.SIGRTMIN)
 """

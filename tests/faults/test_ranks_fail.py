@@ -109,6 +109,8 @@ def die(rank, world_size, culprit, how):
             ctypes.string_at(0)
         elif how == "exit":
             os._exit(0)
+        elif how == "returns first":
+            return threading.Timer(0.5, os._exit, (0,)).start()
         else:
             sys.exit(0)
     comm.all_reduce(torch.ones(2), axis)
@@ -122,6 +124,7 @@ def die(rank, world_size, culprit, how):
         (signal.SIGABRT, "was killed by SIGABRT", "ProcessDied"),
         ("segfault", "was killed by SIGSEGV", "ProcessDied"),
         ("exit", "left with exit code 0 before it returned a result", "ProcessDied"),
+        ("returns first", "left with exit code 0 after it had returned a result", "ProcessDied"),
         ("sys.exit", "raised SystemExit", "SystemExit"),
     ],
 )

@@ -4,6 +4,7 @@ N ranks share one sequence of T tokens; t counts tokens from 0. Plain Python: no
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -205,7 +206,8 @@ def check_hops(table: TokenLayout, window: int, allowed: int = 1) -> None:
     """
     if hops(table, window) > allowed:
         short = min(size for size in table.sizes[:-1] if size)
-        fits = next(w for w in range(window, -1, -1) if hops(table, w) <= allowed)
+        choices = range(min(window, table.tokens) + 1)
+        fits = bisect_right(choices, allowed, key=lambda w: hops(table, w)) - 1
         raise ValueError(
             f"a window of {window} tokens reaches across a shard of {short} tokens: it needs halos from "
             f"{hops(table, window)} ranks away, and {allowed} is allowed. Use a window of at most {fits}, fewer "

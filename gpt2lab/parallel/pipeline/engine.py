@@ -20,7 +20,7 @@ from ...schedules.registry import find
 from ..base import Engine
 from ..finish import summed
 from .mailbox import buffers_needed
-from .stages import keep_parts, mark_ties, parts_of, sharers
+from .stages import MOST_STAGES, keep_parts, mark_ties, parts_of, sharers
 from .step import PipelineStep
 
 
@@ -117,6 +117,13 @@ def apply_pipeline(model, mesh: Mesh, plan) -> Pipeline:
 
 def check(config, plan, rows: int, length: int) -> None:
     """Raise ValueError, before any process starts, where the plan's pipeline cannot run this model."""
+    options, stages = find(plan.schedule).options, plan.pp * plan.chunks
+    if "chunks" in options and stages > MOST_STAGES:  # before a schedule of so many is made
+        said = f"pp={plan.pp} x chunks={plan.chunks}"
+        raise ValueError(f"{said} = {stages:,} stages are too many. Use at most {MOST_STAGES:,}.")
+    if "slices" in options and plan.chunks > length:
+        said = f"{length} tokens make no {plan.chunks} slices"
+        raise ValueError(f"Sequences of {said}. Use at most chunks={length}.")
     most = config.n_layer + 2  # each rank has a layer, the embedding or the head
     words = {name: getattr(plan, name) for name in ("pp", "micro", "schedule", "chunks", "active")}
     schedule = _sound(type(plan)(**words)) if plan.pp <= most else None
@@ -143,10 +150,6 @@ def check(config, plan, rows: int, length: int) -> None:
             raise ValueError(
                 "zero=3 runs every block a second time in backward, and schedule=terapipe keeps the keys and values of "
                 "the first time. Use zero=1 or 2, or another schedule."
-            )
-        if schedule.slices > length:
-            raise ValueError(
-                f"Sequences of {length} tokens make no {schedule.slices} slices. Use at most chunks={length}."
             )
 
 

@@ -10,6 +10,8 @@ from ...machine.arguments import checked
 from ...model import GPT2, GPT2Config
 from .. import spec
 
+MOST_STAGES = 4096
+
 
 def costs(config: GPT2Config, length: int) -> tuple[float, float, float]:
     """Forward operations per token of the embedding, of one block and of the head with its loss.
@@ -20,7 +22,7 @@ def costs(config: GPT2Config, length: int) -> tuple[float, float, float]:
     return 2.0 * c, 24.0 * c * c + 4.0 * length * c, 2.0 * c * config.vocab_size
 
 
-@checked(stages=(1, 4096))
+@checked(stages=(1, MOST_STAGES))
 @lru_cache(maxsize=1024)
 def cut_layers(config: GPT2Config, stages: int) -> tuple[range, ...]:
     """The blocks of each stage, in order, so that the slowest stage is as fast as can be.
