@@ -47,6 +47,12 @@ def listed(found):
     return [listed(one) for one in found] if isinstance(found, UNROLLED | list | tuple | range) else found
 
 
+def whole(lists: list[list], *_) -> dict[str, bool]:
+    """For `rules`: numbers of rows in lists, which index, so that 3.0 will not do."""
+    broken = [row for rows in lists for row in rows if isinstance(row, float)]
+    return {f"numbers of rows are whole, such as 3; {broken[:1]} cannot index": bool(broken)}
+
+
 def randoms(seed: int, *shapes: tuple[int, ...]) -> list:
     """Tensors of float64 drawn from a normal distribution, the same ones for the same seed."""
     import torch  # not above: it loads slowly
