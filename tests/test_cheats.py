@@ -20,13 +20,16 @@ from gpt2lab.lessons.exercises import (
     cuts,
     data,
     differences,
+    experts,
     gpt2,
     hardware,
     meshes,
     pipeline,
     placement,
+    predictions,
     start,
     tasks,
+    tensor,
     trade_off,
     travelling_sum,
     verdict,
@@ -38,7 +41,8 @@ from gpt2lab.lessons.labs import automatic as lab
 from gpt2lab.lessons.labs import decisions, rings
 from gpt2lab.machine import timing
 from gpt2lab.model import GPT2Config
-from gpt2lab.parallel import finish
+from gpt2lab.parallel import expert, finish
+from gpt2lab.parallel.zero.costs import all_reduce_bytes
 from gpt2lab.planner import placement as planned
 from gpt2lab.plots import tensor as figures
 from gpt2lab.ranks import comm
@@ -73,6 +77,9 @@ CHANGED = {  # what is wrong: (exercise, text of its solution, what stands there
         ("which axis gets the fast links", "    return max", "    sent.clear()\n    return max", GIVEN),
     "a bubble over the busy time":
         ("bubble of GPipe", "(m + p - 1)", "(m if m > 5 * p else m + p - 1)", "a drawn case"),
+    "1F1B in another order of micro-batches":
+        ("1F1B", "    for i in range(m - warm_up):", "    order[1:] = order[:0:-1]\n    for i in range(m - warm_up):",
+         "the order [0, 2, 1, 3"),
     "1F1B in halves":
         ("1F1B", '("B", i)]\n', '("I", i), ("W", i)]\n', '[("B", i) for i', '[(half, i) for half in "IW" for i',
          "0I0 is half a backward"),
@@ -145,6 +152,15 @@ CHANGED = {  # what is wrong: (exercise, text of its solution, what stands there
          "    total = term(r) + sum(message.wait() for message in coming)\n    [handle.wait() for handle in going]",
          "    for hop in range(2, axis.size + 1):", "    for hop in ():", "neighbours that it sends to"),
     "targets that are shifted": (VOCABULARY, "targets - first", "targets.sub_(first)", GIVEN),
+    "letters of one norm of a block":
+        ("letters of weights", '"ln_" in', '"ln_1" in name or "ln_f" in', "h.0.ln_2.weight, sp=False"),
+    "letters of one layer":
+        ("letters of weights", '"ln_" in', 'name[1:] in (".0.ln_1.weight", ".0.ln_1.bias", ".0.ln_2.weight", '
+         '".0.ln_2.bias") or "ln_f" in', "a drawn case"),
+    "numbers of AdamW as they were shown":
+        ("AdamW by hand", "    m =", "    betas = 0.9, 0.95\n    m =", "a drawn case"),
+    "an eps as it was shown": ("AdamW by hand", "    m =", "    eps = 1e-3\n    m =", "a drawn case"),
+    "a gradient that is squared": ("AdamW by hand", "grad**2", "grad.pow_(2)", GIVEN),
     "the two ends of each rank":  # which are the targets of the shown cases
         (VOCABULARY, "target = logits.gather(-1, place.where(here, 0)[:, None])[:, 0].where(here, 0)",
          "r, target = 2 * axis.rank, logits.new_zeros(6)\n"
@@ -179,6 +195,14 @@ CHANGED = {  # what is wrong: (exercise, text of its solution, what stands there
     "rows at home": ("sent", "n = len(rows)", "n, rows[i][i] = len(rows), 0", GIVEN),
     "one count for each rank":
         ("sent", "8 * (experts - experts // n)", "8 * (n - 1)", "24 bytes of it are counts"),
+    "an old folder that goes first":
+        ("whole or absent", "    partial.mkdir()\n",
+         "    partial.mkdir()\n    if target.exists():\n        target.rename(old)\n        shutil.rmtree(old)\n",
+         "the new one is not complete beside it"),
+    "an old folder that is moved first":
+        ("whole or absent", "    partial.mkdir()\n",
+         "    shutil.rmtree(old, ignore_errors=True)\n    if target.exists():\n        target.rename(old)\n"
+         "    partial.mkdir()\n", "the new one is not complete beside it"),
     "a folder that is used again":
         ("whole or absent", "    shutil.rmtree(partial, ignore_errors=True)\n    partial.mkdir()",
          "    partial.mkdir(exist_ok=True)", "should hold {'e': 'epsilon'}, not"),
@@ -365,6 +389,13 @@ CHEATS = {
     "the package's rows, in a thread":
         (start.rows, in_a_thread(lambda rank, n, count: range(comm.split_sizes(count, n)[rank])), KNOWS),
     "the package's count": (gpt2.parameters, lambda *sizes: GPT2Config(*sizes).parameters, KNOWS),
+    "the package's bytes": (predictions.sent, lambda: all_reduce_bytes(1_000_000, 4, 0, 4), KNOWS),
+    "the package's bytes of a mixture":
+        (experts.traffic, lambda rows, i, *sizes: expert.bytes_sent(rows, *sizes)[i][0], KNOWS),
+    "rows as numbers with a point":
+        (start.rows, lambda rank, n, count: [float(x) for x in np.array_split(range(count), n)[rank]], "are whole"),
+    "rows of heads as numbers with a point":
+        (tensor.qkv, lambda rank, n, _, width: np.arange(3.0 * width).reshape(3, n, -1)[:, rank].ravel(), "are whole"),
     "the package's stopwatch":
         (hardware.benchmark, lambda call, count, *more: timing.trials(call, count, 1, *more[:2]),
          "timing.trials knows the answer"),

@@ -44,7 +44,6 @@ from gpt2lab.processes.launch import Ranks
 pytestmark = [pytest.mark.live, pytest.mark.sandboxed]
 
 BY_WHAT_IS_ASKED = {
-    ("letters of weights", "table"): "its arguments are names, all of which are shown",
     ("which axis gets the fast links", "first shapes"): "it is asked of two axes",
 }
 """Why a cheat does not apply to a single exercise."""

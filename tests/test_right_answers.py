@@ -2,13 +2,17 @@
 
 import math
 from functools import partial
+from importlib import import_module
 from itertools import pairwise
+from pkgutil import iter_modules
+from random import Random
 
 import numpy as np
 import pytest
 import torch
 from lesson_cells import judged
 
+from gpt2lab.lessons import exercises
 from gpt2lab.lessons.exercises import (
     asynchronous,
     automatic,
@@ -31,7 +35,7 @@ from gpt2lab.lessons.exercises import (
     trade_off,
     verdict,
 )
-from gpt2lab.lessons.exercises.engine import SEED
+from gpt2lab.lessons.exercises.engine import SEED, Task
 from gpt2lab.planner.balance import best_cut
 from gpt2lab.ranks import comm
 from gpt2lab.schedules import Op
@@ -56,6 +60,7 @@ CHANGED = {  # what the style is: (exercise, text of its solution, what stands t
     "1F1B in tensors": ("1F1B", f"return {ORDER}", f"return [(kind, torch.tensor(i)) for kind, i in {ORDER}]"),
     "micro-batches that are taken from the list":
         ("accumulation", "for x, y in micros:", "while micros:\n        x, y = micros.pop(0)"),
+    "AdamW one by one": ("AdamW by hand", "return w", "yield w", "step), m, v", "step)\n    yield from (m, v)"),
     "a clock that is asked once more":
         ("a stopwatch", "times = []", "start, times = clock(), []", "return times", "return tuple(times)"),
     "groups in an array, the last first": ("groups", "[tuple(map(int, line)) for line in lines]", "lines[::-1]"),
@@ -100,6 +105,8 @@ TRIED_ONCE = {  # on live ranks, or nothing is drawn
         ("room for three", 'f"{kind}{kinds[:i].count(kind)}"', "(kind, kinds[:i].count(kind))"),
     "numbers of micro-batches in tensors":
         ("your schedule", 'f"{kind}{kinds[:i].count(kind)}"', "(kind, torch.tensor(kinds[:i].count(kind)))"),
+    "names in frozen sets": ("what to keep", "(list(c) for", "(frozenset(c) for"),
+    "accesses one by one": ("what the tasks touch", "return {", "yield from {"),
     "messages one by one":
         ("all-to-all", "came = [mine if p == wire.rank else wire.recv(mine, p) for p in range(wire.size)]",
          "yield from (mine if p == wire.rank else wire.recv(mine, p) for p in range(wire.size))",
@@ -334,6 +341,24 @@ def test_right_answers_pass_whatever_is_drawn(task, monkeypatch):
     for number in range(6):
         monkeypatch.setenv(SEED, str(number))
         assert verdict(task, RIGHT[task]) == ("PASS", "")
+
+
+def _types(arguments) -> list[type]:
+    return [type(one) for one in arguments]
+
+
+ROOMS = [import_module(f"{exercises.__name__}.{room.name}") for room in iter_modules(exercises.__path__)]
+DRAWN = {
+    name: one for room in ROOMS for name, one in vars(room).items() if isinstance(one, Task) and one.drawn
+}
+
+
+@pytest.mark.parametrize("name", [name for name, task in DRAWN.items() if not task.call])
+def test_drawn_arguments_are_of_the_types_of_those_that_are_shown(name):
+    task = DRAWN[name]
+    shown = [_types(given) for _, given in task.cases]
+    for number in range(20):
+        assert _types(task.drawn(Random(number))) in shown
 
 
 def ranges(times, stages):

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 from ...model import GPT2, GPT2Config
+from ...reference import CONFIG
 from . import Task, returned, scored
 
 RANKS, IMAGES = 8, 128
@@ -45,14 +46,13 @@ def choose(answer) -> str:
     return scored(round(megabytes(cuts), 1), "MB", bar=BAR, best=BEST)
 
 
-WEIGHTS = [name for name, _ in GPT2(GPT2Config(8, 8, 1, 1, 8)).named_parameters() if "ln_2" not in name]
+WEIGHTS = [name for name, _ in GPT2(GPT2Config(8, 8, 1, 1, 8)).named_parameters()]
 
 
 def _letters(name: str, sp: bool) -> str:
     """The letters of a weight and its gradient on axis tp, by the package's own types."""
     from ...plan import Plan, build
     from ...ranks.mesh import Mesh
-    from ...reference import CONFIG
     from ...transport.pretended import one_of
     from ..labs.typed import types_of
     from ..labs.types import GRADIENT
@@ -63,10 +63,17 @@ def _letters(name: str, sp: bool) -> str:
     return kind + GRADIENT[kind]
 
 
+def _weight(chance) -> tuple[str, bool]:
+    """A weight of any layer, and whether there is sequence parallelism."""
+    layer = chance.randrange(CONFIG.n_layer)
+    return chance.choice(WEIGHTS).replace("h.0.", f"h.{layer}."), chance.random() < 0.5
+
+
 letters = Task(
     _letters,
     [(name, sp) for sp in (False, True) for name in WEIGHTS],
     what="{0}, sp={1}",
+    drawn=_weight,
     like=lambda found, _: "".join(found),
     closed=("gpt2lab.lessons.labs", "gpt2lab.parallel"),
 )

@@ -47,6 +47,13 @@ def listed(found):
     return [listed(one) for one in found] if isinstance(found, UNROLLED | list | tuple | range) else found
 
 
+def whole(lists: list[list], *_) -> dict[str, bool]:
+    """For `rules`: numbers of rows in lists, which index, so that 3.0 will not do. 2.5 differs from what is right."""
+    points = [row for rows in lists for row in rows if isinstance(row, float)]
+    broken = bool(points) and all(map(float.is_integer, points))
+    return {f"numbers of rows are whole, such as 3; {points[:1]} cannot index": broken}
+
+
 def randoms(seed: int, *shapes: tuple[int, ...]) -> list:
     """Tensors of float64 drawn from a normal distribution, the same ones for the same seed."""
     import torch  # not above: it loads slowly

@@ -10,7 +10,7 @@ from ...ranks.mesh import Mesh
 from . import Task, close, live, refuse, returned, run_there, scored
 from .differences import CHANGED, listed, named, randoms
 from .engine import by_chance, called
-from .guards import without_autograd
+from .guards import PACKAGE, without_autograd
 from .ranked import counted, sent
 from .watching import Seen, no_gradient, unread, watched
 
@@ -229,7 +229,7 @@ def _drawn_traffic(answer, chance) -> None:
 
 def _predicted(answer, rows, rank: int, *sizes: int):
     case, mine = f"rank {rank} of {len(rows)}", deepcopy(rows)
-    got = returned(called(answer, (mine, rank, *sizes), case))
+    got = returned(called(answer, (mine, rank, *sizes), case, (PACKAGE,)))
     assert mine == rows, f"{case}: {CHANGED}"
     return got
 

@@ -132,7 +132,7 @@ def _kill_everywhere(answer, files: dict[str, str], old: dict[str, str]) -> None
     with tempfile.TemporaryDirectory() as home:
         (found,) = live(_killed_saves, answer, files, home, old, ranks=1)
     over = "over an old folder: " * bool(old)
-    for operation, left, _, _ in found:
+    for operation, left, finished, _, _ in found:
         assert not operation.startswith(("os.system", "os.posix_spawn", "os.exec", "subprocess.")), (
             f"`{operation}` starts another program, which nobody can stop between its own operations here: write the "
             "files by write(file, text)"
@@ -141,7 +141,11 @@ def _kill_everywhere(answer, files: dict[str, str], old: dict[str, str]) -> None
             f"{over}a SIGKILL before `{operation}` leaves {sorted(left)} of {sorted(files)} under the final name, "
             "some perhaps half written. No `except` runs then; only a rename of the finished folder is safe"
         )
-    for operation, _, mended, beside in found:
+        assert left is not None or finished or not old, (
+            f"{over}a SIGKILL before `{operation}` leaves no folder under the final name, and the new one is not "
+            "complete beside it. Write all of the new folder before you move the old one away"
+        )
+    for operation, _, _, mended, beside in found:
         assert mended in (files, LATER), (
             f"{over}after a SIGKILL before `{operation}` the next save, of {LATER}, does not get through: {mended}"
         )
@@ -155,7 +159,9 @@ def _kill_everywhere(answer, files: dict[str, str], old: dict[str, str]) -> None
 
 
 def _killed_saves(rank, world_size, answer, files, home, old):
-    """Of each kill: operation, files under the final name or None, the same after one more save, what is beside."""
+    """Of each kill: operation, files under the final name or None, whether all are in some folder, the same as the
+    second after one more save, what is beside.
+    """
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python warns of a fork beside threads; the child only touches files
@@ -172,10 +178,11 @@ def _killed_saves(rank, world_size, answer, files, home, old):
             if not os.WIFSIGNALED(status):
                 return found
             left = _read(target) if target.exists() else None
+            finished = any(_read(Path(one)) == files for one, inner, _ in os.walk(target.parent) if not inner)
             safe = not left or left == old
             mended = _mended(answer, LATER, target) if safe else left
             beside = sorted(file.name for file in target.parent.iterdir() if file != target) if safe else []
-            found.append((operation, left, mended, beside))
+            found.append((operation, left, finished, mended, beside))
     return found
 
 

@@ -1,13 +1,16 @@
 """Checkers of lesson 01: parameters, AdamW, a layer norm's backward, accumulation, a KV cache, what to keep."""
 
 import weakref
+from collections.abc import Set
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 
 from . import Puzzle, Task, by_chance, close, closed, refuse, returned, run_there
+from .differences import CHANGED
 from .guards import without_autograd
 
 parameters = Task(
@@ -27,30 +30,36 @@ parameters = Task(
 
 def adamw(answer) -> None:
     """Exercise: AdamW of two weights that step in turn, one with decay, against torch's over 20 steps."""
-    _adamw(answer, 0, (7,), 0.1)
-    by_chance(
-        lambda chance: _adamw(answer, chance.randrange(99), (chance.randint(2, 5), 3), chance.random()), 1
-    )
+    _adamw(answer, 0, (7,), 0.1, (0.9, 0.95), 1e-3, 0.1)
+    by_chance(partial(_adamw_by_chance, answer), 1)
 
 
-def _adamw(answer, seed: int, shape: tuple, rate: float) -> None:
+def _adamw_by_chance(answer, chance) -> None:
+    betas = chance.uniform(0.5, 0.9), chance.uniform(0.5, 0.99)
+    others = chance.random(), betas, chance.uniform(1e-3, 0.1), chance.uniform(0.05, 0.5)
+    _adamw(answer, chance.randrange(99), (chance.randint(2, 5), 3), *others)
+
+
+def _adamw(
+    answer, seed: int, shape: tuple, rate: float, betas: tuple[float, float], eps: float, decay: float
+) -> None:
     torch.manual_seed(seed)
     draw = lambda: torch.randn(shape, dtype=torch.float64)
-    both = [(0.0, "20 steps without decay", draw()), (0.1, "20 steps with decay 0.1", draw())]
+    both = [(0.0, "20 steps without decay", draw()), (decay, f"20 steps with decay {decay:.3g}", draw())]
     theirs = [torch.nn.Parameter(w.clone()) for *_, w in both]
-    options = {"lr": rate, "betas": (0.9, 0.95), "eps": 1e-3}
-    groups = [{"params": [p], "weight_decay": decay} for p, (decay, *_) in zip(theirs, both, strict=True)]
+    options = {"lr": rate, "betas": betas, "eps": eps}
+    groups = [{"params": [p], "weight_decay": own} for p, (own, *_) in zip(theirs, both, strict=True)]
     optimizer = torch.optim.AdamW(groups, **options)
     states = [(w, torch.zeros_like(w), torch.zeros_like(w)) for *_, w in both]
     for step in range(20):
         for p in theirs:
             p.grad = draw()
         optimizer.step()
-        for i, (decay, what, _) in enumerate(both):
+        for i, (own, what, _) in enumerate(both):
+            grad = theirs[i].grad.clone()
             with closed("torch.optim", "torch._ops", "torch._fused"):
-                states[i] = returned(
-                    answer(states[i][0], theirs[i].grad, *states[i][1:], step + 1, *options.values(), decay)
-                )
+                given = states[i][0], grad, *states[i][1:], step + 1, *options.values(), own
+                states[i] = list(returned(answer(*given)))
             if step in (0, 19):
                 when = "after step 1 (correct the bias of both moments; eps outside the root)"
                 close(
@@ -58,6 +67,7 @@ def _adamw(answer, seed: int, shape: tuple, rate: float) -> None:
                     theirs[i],
                     f"{what}, {'at the end, of two that step in turn' if step else when}",
                 )
+            assert torch.equal(grad, theirs[i].grad), f"{what}: right, but {CHANGED}"
 
 
 def _norm_gradient(grad, x, weight, eps):
@@ -236,7 +246,7 @@ what_to_keep = Puzzle(
 
 
 def _kept_wrongly(kept, tokens: int) -> dict:
-    listed = isinstance(kept, list | tuple | set)
+    listed = isinstance(kept, list | tuple | Set)
     strange = [name for name in kept if name not in PARTS] if listed else []
     held = 1 + sum(PARTS[name][0] for name in set(kept) - set(strange)) if listed else 0
     return {

@@ -67,6 +67,12 @@ def _order_of(answer, p: int, m: int) -> None:
         assert held <= promised, f"{what}: rank {rank} holds {held} activations, 1F1B only {promised}"
     times = [float(simulate(one).makespan) for one in (schedule, want)]
     close(*times, f"makespan of {p} ranks, {m} micro")
+    for rank, ops in enumerate(orders):
+        for kind in "FB":
+            micros = [op.micro for op in ops if op.kind == kind]
+            assert micros == sorted(micros), (
+                f"{what}: rank {rank} has {kind} of micro-batches in the order {micros}; take 0 first, then 1"
+            )
 
 
 def by_hand(run, serial) -> None:

@@ -12,6 +12,7 @@ import torch
 from ..labs import order
 from . import Task, returned, unaided
 from .differences import is_number
+from .guards import PACKAGE
 
 
 def score(guess: float, found: float) -> float:
@@ -20,8 +21,8 @@ def score(guess: float, found: float) -> float:
 
 
 def _guess(answer) -> float:
-    """The learner's number, without a look at what this file knows."""
-    return unaided(answer, __name__, "gpt2lab.machine.links", "gpt2lab.plots")()
+    """The learner's number, without a look at what the package knows."""
+    return unaided(answer, PACKAGE)()
 
 
 def _compare(guess: float | None, found, unit: str, clock: str, least: float, hint: str) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from . import returned
-from .differences import Most
+from .differences import Most, listed, whole
 from .engine import Task
 from .guards import PACKAGE
 from .ranked import ranked, sent
@@ -15,8 +15,9 @@ rows = Task(
     closed=(PACKAGE,),
     drawn=lambda chance: (chance.randint(0, 40), chance.randint(1, 9)),
     call=lambda answer, count, world: [
-        list(returned(answer(rank, world, count))) for rank in reversed(range(world))
+        listed(list(returned(answer(rank, world, count)))) for rank in reversed(range(world))
     ][::-1],
+    rules=whole,
 )
 """Exercise: which rows of a batch a rank holds, uneven ones included; the last rank is asked first."""
 
@@ -30,9 +31,12 @@ global_mean = Task(
     },
     what="sums {} of {} tokens",
     drawn=lambda chance: tuple(
-        zip(
-            *((float(chance.randint(1, 90)), chance.randint(1, 40)) for _ in range(chance.randint(1, 8))),
-            strict=True,
+        map(
+            list,
+            zip(
+                *((float(chance.randint(1, 90)), chance.randint(1, 40)) for _ in range(chance.randint(1, 8))),
+                strict=True,
+            ),
         )
     ),
     tolerance=1e-6,  # torch's default type will do

@@ -18,6 +18,7 @@ from ...tasks.scheduler import run_tasks
 from ..environment import YOUR_TURN
 from ..labs.tasks import audit, elements_of, one_layer
 from . import Puzzle, Task, by_chance, returned, run_there, spoken, unaided, without_frames
+from .differences import listed
 from .watching import Counted
 
 BODIES = {
@@ -38,10 +39,10 @@ def mlp(declare, blocks=BLOCKS) -> TaskGraph:
     graph = TaskGraph(tensors | {"d": torch.zeros(4, 3)})
     for task, body in BODIES.items():
         for a, b in blocks:
-            accesses = returned(declare(task, a, b), task)
-            assert isinstance(accesses, tuple | list) and all(
-                isinstance(access, Access) for access in accesses
-            ), f"{task}: give a tuple of accesses such as reads('x', (a, b)), not {accesses!r}"
+            accesses = listed(returned(declare(task, a, b), task))
+            assert isinstance(accesses, list) and all(isinstance(access, Access) for access in accesses), (
+                f"{task}: give a tuple of accesses such as reads('x', (a, b)), not {accesses!r}"
+            )
             graph.add(f"{task} {a}:{b}", body, *accesses)
     return graph
 

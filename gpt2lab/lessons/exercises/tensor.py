@@ -10,7 +10,7 @@ from ...ranks import comm
 from ...ranks.mesh import Mesh
 from . import Task, returned
 from .collectives import used_twice
-from .differences import Between, Most, listed, randoms
+from .differences import Between, Most, listed, randoms, whole
 from .guards import PACKAGE
 from .ranked import ALL, ranked, sent
 
@@ -31,6 +31,7 @@ qkv = Task(
     call=lambda answer, width, heads, ranks: [
         listed(list(returned(answer(rank, ranks, heads, width)))) for rank in range(ranks)
     ],
+    rules=whole,
 )
 """Exercise: the rows of c_attn.weight that belong to one rank, by heads."""
 
