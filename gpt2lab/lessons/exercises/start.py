@@ -22,6 +22,12 @@ rows = Task(
 """Exercise: which rows of a batch a rank holds, uneven ones included; the last rank is asked first."""
 
 
+def _sums(chance) -> tuple[list[float], list[int]]:
+    """The summed losses of some ranks, and of how many tokens each is."""
+    ranks = range(chance.randint(1, 8))
+    return [float(chance.randint(1, 90)) for _ in ranks], [chance.randint(1, 40) for _ in ranks]
+
+
 global_mean = Task(
     lambda sums, counts: sum(sums) / sum(counts),
     shown={
@@ -30,15 +36,7 @@ global_mean = Task(
         "three ranks, sums 6, 1 and 2 of 3, 1 and 4 tokens": ([6.0, 1.0, 2.0], [3, 1, 4]),
     },
     what="sums {} of {} tokens",
-    drawn=lambda chance: tuple(
-        map(
-            list,
-            zip(
-                *((float(chance.randint(1, 90)), chance.randint(1, 40)) for _ in range(chance.randint(1, 8))),
-                strict=True,
-            ),
-        )
-    ),
+    drawn=_sums,
     tolerance=1e-6,  # torch's default type will do
 )
 """Exercise: the mean loss of a global batch from every rank's sum and count."""
