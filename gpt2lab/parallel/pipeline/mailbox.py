@@ -38,7 +38,7 @@ class Mailbox:
 
     def __init__(self, schedule: Schedule, axis: Axis, like: Callable[[Op], torch.Tensor], buffers: int):
         self.schedule, self.axis, self.like, self.buffers = schedule, axis, like, buffers
-        self.micros = schedule.micros  # fewer where a stream ends early: nothing of later ones is asked for
+        self.units = schedule.units  # fewer where a stream ends early: nothing of later ones is asked for
         self.coming = {r: deque(ops) for r, ops in schedule.incoming[axis.rank].items()}
         self.source = {op: r for r, ops in self.coming.items() for op in ops}
         self.posted: dict[Op, comm.Handle] = {}
@@ -49,7 +49,7 @@ class Mailbox:
                 self._post(rank)
 
     def _post(self, rank: int) -> None:
-        if self.coming[rank] and self.coming[rank][0].micro < self.micros:
+        if self.coming[rank] and self.coming[rank][0].micro < self.units:
             op = self.coming[rank].popleft()
             self.posted[op] = comm.irecv(self.like(op), self.axis, rank)
 

@@ -205,8 +205,8 @@ class Asynchronous(Pipeline):
         self.held.clear()
         with self._hops():
             for n, op in enumerate(table.schedule.orders[self.axis.rank]):
-                step.mailbox.micros = ending.before(table.batch(op)) * table.per_update
-                if op.micro >= step.mailbox.micros:
+                step.mailbox.units = ending.before(table.batch(op)) * table.per_update
+                if op.micro >= step.mailbox.units:
                     continue
                 stash.use(table.reads[op])
                 self.embedding.pull(table.tied.get(op, 0))
