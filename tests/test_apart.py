@@ -104,10 +104,10 @@ def test_what_no_judge_writes_is_refused_and_nothing_is_run(tree):
 
 def test_an_argument_that_was_changed_is_changed_in_place():
     inner, tensor, array = [1, 2], torch.zeros(2), np.zeros(2)
-    old = [inner, {"a": tensor, "gone": 1}, (array,), {1}]
-    new = [[5], {"a": torch.ones(2), "b": 3}, (np.ones(2),), {2, 3}]
+    old = [inner, {"a": tensor, "gone": 1}, (array,), {1}, longer := torch.zeros(2)]
+    new = [[5], {"a": torch.ones(2), "b": 3}, (np.ones(2),), {2, 3}, torch.ones(3)]
     assert renew(old, new) is old and old[0] is inner and old[1]["a"] is tensor and old[2][0] is array
-    assert inner == [5] and tensor.sum() == array.sum() == 2
+    assert inner == [5] and tensor.sum() == array.sum() == 2 and longer.sum() == 3
     assert old[1].keys() == {"a", "b"} and old[3] == {2, 3}
 
 

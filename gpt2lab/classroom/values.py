@@ -49,7 +49,7 @@ def _tensor(value: torch.Tensor) -> list:
 def _tensor_of(name: str, data: bytes, behind: int, *shape: int) -> torch.Tensor:
     """With as many bytes of memory `behind` it, up to 64 MB: of a view more than are its own."""
     memory = torch.zeros(max(len(data), min(behind, 2**26)), dtype=torch.uint8)
-    memory.numpy()[: len(data)] = np.frombuffer(data, np.uint8)
+    memory[: len(data)] = torch.from_numpy(np.frombuffer(bytearray(data), np.uint8))
     return memory[: len(data)].view(DTYPES[name]).reshape(shape)
 
 
@@ -140,9 +140,9 @@ def renew(old, new):
             renew(vars(old), vars(new))
         case np.ndarray(), np.ndarray() if old.shape == new.shape and old.dtype == new.dtype:
             old[...] = new
-        case torch.Tensor(), torch.Tensor() if old.shape == new.shape and old.dtype == new.dtype:
+        case torch.Tensor(), torch.Tensor() if old.dtype == new.dtype:
             with torch.no_grad():
-                old.copy_(new)
+                old.copy_(new) if old.shape == new.shape else old.set_(new)
         case _:
             return new
     return old
