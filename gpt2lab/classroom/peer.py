@@ -68,7 +68,7 @@ class Peer:
         how = {"grad": torch.is_grad_enabled(), "float": str(torch.get_default_dtype())}
         if not self.trusted:
             how["watches"] = base64.b64encode(cloudpickle.dumps(watches)).decode()
-        self.tell(call=name, given=encode(given, self._offer), noted=_noted(watches), **how)
+        self.tell(call=name, given=self._plain(given), noted=_noted(watches), **how)
         while "call" in (message := self.hear()):
             self.answer(message, watches=watches)
         try:
@@ -93,13 +93,13 @@ class Peer:
             function = names[name] if names and isinstance(name, str) else self.offered[name]
         except Exception:
             raise Gone(TOLD) from None
-        before = json.dumps(encode(given, self._offer))
+        before = json.dumps(self._plain(given))
         if self.trusted:
             torch.set_default_dtype(DTYPES[message["float"]])
             torch.set_grad_enabled(message["grad"])
         try:
             told = {"value": self._result(function, given, watches)}
-            if (now := encode(given, self._offer)) != json.loads(before):
+            if (now := self._plain(given)) != json.loads(before):
                 told["changed"] = now
             return self.tell(noted=_noted(watches), **told)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
@@ -116,7 +116,7 @@ class Peer:
             found = function(*args, **kwargs)
             if one_by_one := isinstance(found, Iterator):
                 found = [one for one, _ in zip(found, range(LONGEST), strict=False)]
-        told = encode(found, self._offer)
+        told = self._plain(found)
         return {"iterator": told["list"]} if one_by_one else told
 
     def tell(self, **message) -> None:
@@ -151,6 +151,10 @@ class Peer:
                 raise Gone
             found += more
         return bytes(found)
+
+    def _plain(self, value):
+        """The value as it is told: of what an answer gives, which may be of any class, the content."""
+        return encode(value, self._offer, content=self.trusted)
 
     def _offer(self, function: Callable) -> int:
         """The number by which the other end can call a function."""
