@@ -96,6 +96,7 @@ HALVES = {  # student -> what is written in place of `return x / 2`, or the whol
     "constant": "    return x / TWO\n\n\nTWO = 2",
     "own check": '    return x\n\n\ndef check(*_):\n    print("PASS  half")\n\n\ntest_half = close = check',
     "magic": "    return x / 2\n\n\n%time half(3)\n!ls",
+    "operators first": "    return (\n        x\n        % 3\n        * 2\n    )\n\n\n%time half(3)",
     "syntax": "    return x /",
     "stops the cell": '    return x / 2\n\n\nraise KeyError("stop")',
     "bad decorator": "    return x / 2\n\n\n@unknown\ndef more():\n    pass",

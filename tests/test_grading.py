@@ -45,6 +45,7 @@ DUE = {  # student -> verdict on `half`, and the words that it has
     "constant": ("PASS", ""),
     "own check": ("FAIL", "half of 4: expected 2, got 4"),
     "magic": ("PASS", ""),
+    "operators first": ("PASS", ""),
     "syntax": ("FAIL", "your cell is not Python: invalid syntax"),
     "stops the cell": ("PASS", ""),
     "bad decorator": ("FAIL", "your cell does not run: NameError"),

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 import symtable
+import tokenize
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,7 @@ def read_notebook(data: bytes, lesson: Lesson) -> tuple[list[dict], list[str]]:
     try:
         notebook = json.loads(data.decode("utf-8-sig"))
         cells = [c for c in notebook["cells"] if c["cell_type"] == "code"]
-        cells = [{"id": c.get("id", ""), "source": _plain(c["source"])} for c in cells]
+        cells = [{"id": c.get("id", ""), "source": as_python("".join(c["source"]))} for c in cells]
         mark = notebook.get("metadata", {}).get("gpt2lab") or {}
         source = Path(mark.get("source", lesson.path.name)).stem
     except UnicodeDecodeError as error:
@@ -102,10 +103,24 @@ def read_notebook(data: bytes, lesson: Lesson) -> tuple[list[dict], list[str]]:
     return cells, ["made from another version of the lesson"] if old else []
 
 
-def _plain(source) -> str:
+def as_python(source: str) -> str:
     """A cell's text as Python: commands for the notebook alone (%time, !ls) leave an empty line."""
-    lines = "".join(source).replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)
+    lines = source.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    for i, line in enumerate(lines):
+        if line.lstrip().startswith(("%", "!")) and not _goes_on(lines[:i]):
+            lines[i] = ""
+    return "\n".join(lines)
+
+
+def _goes_on(lines: list[str]) -> bool:
+    """Whether the last statement of these lines does not end with them."""
+    try:
+        list(tokenize.generate_tokens(iter([f"{line}\n" for line in lines]).__next__))
+    except tokenize.TokenError:  # a bracket, a text or a line is open
+        return True
+    except SyntaxError:
+        pass
+    return False
 
 
 def answers(cells: list[dict], lesson: Lesson) -> list[Answer]:
