@@ -16,7 +16,7 @@ from pathlib import Path
 import nbformat
 import no_address_parser  # noqa: F401
 
-from gpt2lab.classroom.submission import as_python
+from gpt2lab.classroom.statements import as_python
 
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 LENIENT = 'import os\n\nos.environ["GPT2LAB_STRICT"] = "0"'
