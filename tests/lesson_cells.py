@@ -1,9 +1,10 @@
 """What a lesson defines in its own cells, for tests that call it: with a mistake in its text, where one is given."""
 
 import ast
+import socket
 from functools import cache
 
-from gpt2lab.classroom import NOTEBOOKS, lessons_named
+from gpt2lab.classroom import NOTEBOOKS, apart, lessons_named
 from gpt2lab.lessons.answers import exercises, setup
 from gpt2lab.lessons.desk import Desk, split
 
@@ -42,12 +43,18 @@ def _solutions() -> dict:
     return {title: (x, e.cell.solved()) for x, e in found for title in e.titles}
 
 
-def judged(title: str, *changes) -> tuple[str, str]:
+def judged(title: str, *changes, judge=Desk.verdicts) -> tuple[str, str]:
     """The verdict (status, words) on the solution of an exercise with these changes (right, wrong) in its text."""
     of, text = _solutions()[title]
     body, checks = split(text)
-    ((_, *verdict),) = Desk(of.name, setup(of)).verdicts(body, _changed(body, changes), checks)
+    ((_, *verdict),) = judge(Desk(of.name, setup(of)), body, _changed(body, changes), checks)
     return tuple(verdict)
+
+
+def across(desk: Desk, before: str, answer: str, checks: str) -> list:
+    """The verdicts on an answer that has a process of its own, as the grader gives them."""
+    with socket.socket() as pipe:
+        return apart.judged(desk, before, answer, checks, pipe.detach())[0]
 
 
 def _changed(text: str, changes) -> str:

@@ -16,6 +16,8 @@ from pathlib import Path
 import nbformat
 import no_address_parser  # noqa: F401
 
+from gpt2lab.classroom.statements import as_python
+
 NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 LENIENT = 'import os\n\nos.environ["GPT2LAB_STRICT"] = "0"'
 UNCHECKED = {"tags": ["nbval-ignore-output"]}
@@ -36,9 +38,8 @@ class Names:
 
 def names(source: str) -> Names:
     """What a cell has to do with the others: statement by statement, as it runs."""
-    plain = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in source.split("\n"))
     found = Names()
-    for statement in ast.parse(plain).body:
+    for statement in ast.parse(as_python(source)).body:
         before = set(found.sets)
         loops = [node for node in ast.walk(statement) if isinstance(node, (ast.For, ast.comprehension))]
         own = {name for loop in loops for name in stored(loop.target)}

@@ -96,6 +96,10 @@ HALVES = {  # student -> what is written in place of `return x / 2`, or the whol
     "constant": "    return x / TWO\n\n\nTWO = 2",
     "own check": '    return x\n\n\ndef check(*_):\n    print("PASS  half")\n\n\ntest_half = close = check',
     "magic": "    return x / 2\n\n\n%time half(3)\n!ls",
+    "operators first": "    return (\n        x\n        % 3\n        * 2\n    )\n\n\n%time half(3)",
+    "a table that is filled": "    return TABLE[x] / ONE\n\n\nTABLE, ONE, rows = {}, 0, []\nONE += 1\n"
+    "for n in range(9):\n    rows.append(n / 2)\nif rows:\n    TABLE.update(enumerate(rows))\n"
+    "if nothing_that_matters:\n    print(half(1), TABLE)",
     "syntax": "    return x /",
     "stops the cell": '    return x / 2\n\n\nraise KeyError("stop")',
     "bad decorator": "    return x / 2\n\n\n@unknown\ndef more():\n    pass",
@@ -154,6 +158,13 @@ def make(of, folder):
         )
         n["cells"].append(new("b = 2"))
 
+    def numbers(text):
+        def edit(n):
+            write("    return x * THREE / TWO / 3")(n)
+            n["cells"].append(new(text))
+
+        return edit
+
     def old_outputs(n):
         write("    return x")(n)
         n["cells"][half]["outputs"] = [{"output_type": "stream", "name": "stdout", "text": "PASS  half\n"}]
@@ -172,6 +183,10 @@ def make(of, folder):
     hand_in("stripped", stripped)
     hand_in("duplicated", duplicated)
     hand_in("helper elsewhere", helped)
+    hand_in(
+        "number elsewhere", numbers("ONE: int = 1\nTWO, THREE = 0, 0\nTWO += ONE\nTHREE += TWO + 2\nTWO += 1")
+    )
+    hand_in("computed elsewhere", numbers("THREE = 3\nTWO = int(2)"))
     hand_in("old outputs", old_outputs)
     hand_in("deleted", deleted)
     hand_in("another lesson", another)

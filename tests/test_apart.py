@@ -4,8 +4,10 @@ import json
 import math
 import os
 import socket
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from enum import Enum, IntEnum
 from fractions import Fraction
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import psutil
@@ -34,10 +36,21 @@ class Whole(int):
     """A number with a class of its own."""
 
 
+Point = namedtuple("Point", "x y")
+
+
 UNLIKE = [
     Whole(3), object(), type("T", (list,), {})(), np.array([None]), np.array(["a"]), [1, {2: object()}],
     print.__class__,
     torch.ones(2, requires_grad=True), np, iter([1]), np.ma.array([1]), torch.nn.Linear(1, 1), Ellipsis,
+]  # fmt: skip
+CONTENT = [
+    (Counter("aab"), {"a": 2, "b": 1}), (OrderedDict(a=[deque([1])]), {"a": [[1]]}), (defaultdict(int, a=1), {"a": 1}),
+    (MappingProxyType({1: 2}), {1: 2}), (Point(1, zip('a', strict=True)), (1, [("a",)])), (map(str, [1]), ["1"]),
+    (np.array(["a", "bc"]), ["a", "bc"]), (np.str_("a"), "a"), (np.array([None, 1]), [None, 1]), (Whole(3), 3),
+    (type("T", (list,), {})([1]), [1]), (type("S", (set,), {})([1]), {1}), (type("D", (float,), {})(2), 2.0),
+    (OrderedDict(a=1).keys(), ("a",)), (OrderedDict(a=1).values(), (1,)),
+    (Enum("E", {"A": "a"}, type=str).A, "a"), (IntEnum("E", {"A": 1}).A, 1),
 ]  # fmt: skip
 FORGED = [
     {"os:system": ["true"]},
@@ -96,6 +109,19 @@ def test_what_would_not_be_the_same_over_there_is_not_told(value):
         encode(value, refuse)
 
 
+@pytest.mark.parametrize("value, plain", CONTENT, ids=lambda v: type(v).__name__)
+def test_of_what_an_answer_gives_the_content_is_told(value, plain):
+    assert same(decode(json.loads(json.dumps(encode(value, refuse, content=True))), refuse), plain)
+
+
+def test_plain_values_and_what_is_none_are_the_same_where_the_content_is_told():
+    for value in PLAIN:
+        assert encode(value, refuse, content=True) == encode(value, refuse)
+    for value in (object(), np, torch.ones(2, requires_grad=True), np.ma.array([1]), [{1: object()}]):
+        with pytest.raises(NotPlain, match="no plain value"):
+            encode(value, refuse, content=True)
+
+
 @pytest.mark.parametrize("tree", FORGED, ids=str)
 def test_what_no_judge_writes_is_refused_and_nothing_is_run(tree):
     with pytest.raises((ValueError, LookupError, TypeError, AttributeError, RuntimeError)):
@@ -104,10 +130,10 @@ def test_what_no_judge_writes_is_refused_and_nothing_is_run(tree):
 
 def test_an_argument_that_was_changed_is_changed_in_place():
     inner, tensor, array = [1, 2], torch.zeros(2), np.zeros(2)
-    old = [inner, {"a": tensor, "gone": 1}, (array,), {1}]
-    new = [[5], {"a": torch.ones(2), "b": 3}, (np.ones(2),), {2, 3}]
+    old = [inner, {"a": tensor, "gone": 1}, (array,), {1}, longer := torch.zeros(2)]
+    new = [[5], {"a": torch.ones(2), "b": 3}, (np.ones(2),), {2, 3}, torch.ones(3)]
     assert renew(old, new) is old and old[0] is inner and old[1]["a"] is tensor and old[2][0] is array
-    assert inner == [5] and tensor.sum() == array.sum() == 2
+    assert inner == [5] and tensor.sum() == array.sum() == 2 and longer.sum() == 3
     assert old[1].keys() == {"a", "b"} and old[3] == {2, 3}
 
 
@@ -130,6 +156,9 @@ def judge(answer: str, test: str):
 
 CASES = {  # answer, checker, what is said (PASS), whether across (True)
     "a value": ("def f(x): return [x, {x: (x,)}]", "assert f(3) == [3, {3: (3,)}]"),
+    "containers of any class":
+        ("from collections import Counter, deque\ndef f(x): return [deque([x([map(int, '12')])]), Counter('a')]",
+         "assert f(lambda y: y[0]) == [[[1, 2]], {'a': 1}]"),
     "a score": ("def f(x): return x", "return f('seven')", "PASS seven"),
     "words": ("def f(x): return x", "assert f(3) == 4, 'not 4'", "FAIL not 4"),
     "the blank": (BLANK, "f(3)", "TODO write it"),

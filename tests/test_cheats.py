@@ -11,9 +11,10 @@ from itertools import combinations, pairwise
 import numpy as np
 import pytest
 import torch
-from lesson_cells import judged
+from lesson_cells import across, judged
 
 from gpt2lab.lessons import exercises
+from gpt2lab.lessons.desk import Desk
 from gpt2lab.lessons.exercises import (
     automatic,
     context,
@@ -56,6 +57,11 @@ pytestmark = pytest.mark.live
 def same_draws(monkeypatch):
     monkeypatch.setenv(SEED, "0")
 
+
+BOTH = pytest.mark.parametrize(
+    "judge", [Desk.verdicts, pytest.param(across, marks=pytest.mark.rotates)], ids=["notebook", "grader"]
+)
+"""What a checker asks of a call in its own process, it asks of one in the answer's."""
 
 # --- a right answer with a mistake in it
 
@@ -288,10 +294,11 @@ CHANGED = {  # what is wrong: (exercise, text of its solution, what stands there
 }  # fmt: skip
 
 
+@BOTH
 @pytest.mark.parametrize("name", CHANGED)
-def test_a_solution_with_a_mistake_in_it_does_not_pass(name):
+def test_a_solution_with_a_mistake_in_it_does_not_pass(name, judge):
     title, *texts, words = CHANGED[name]
-    status, why = judged(title, *zip(texts[::2], texts[1::2], strict=True))
+    status, why = judged(title, *zip(texts[::2], texts[1::2], strict=True), judge=judge)
     assert status == "FAIL" and words in why, (status, why)
 
 
@@ -419,10 +426,25 @@ CHEATS = {
 }  # fmt: skip
 
 
+TWICE = """
+def f(*given):
+    try:
+        return cheat(*given)
+    except AssertionError:
+        return cheat(*given)
+"""
+
+
+@BOTH
 @pytest.mark.parametrize("name", CHEATS)
-def test_another_way_than_asked_does_not_pass(name):
+def test_another_way_than_asked_does_not_pass(name, judge):
     task, answer, words = CHEATS[name]
-    status, why = verdict(task, answer)
+    if judge is across:  # there it also asks again where it is refused
+        desk = Desk("made up", [f"from test_cheats import CHEATS\ntask, cheat, _ = CHEATS[{name!r}]"])
+        ((_, status, why),) = across(desk, "def f(): ...", TWICE, 'check("f", task, f)')
+        words = "" if "replaces" in words else words  # its own process has nothing to replace
+    else:
+        status, why = verdict(task, answer)
     assert status == "FAIL" and words in why, (status, why)
 
 

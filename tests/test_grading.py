@@ -45,6 +45,10 @@ DUE = {  # student -> verdict on `half`, and the words that it has
     "constant": ("PASS", ""),
     "own check": ("FAIL", "half of 4: expected 2, got 4"),
     "magic": ("PASS", ""),
+    "operators first": ("PASS", ""),
+    "a table that is filled": ("PASS", ""),
+    "number elsewhere": ("PASS", ""),
+    "computed elsewhere": ("FAIL", "NameError: name 'TWO' is not defined"),
     "syntax": ("FAIL", "your cell is not Python: invalid syntax"),
     "stops the cell": ("PASS", ""),
     "bad decorator": ("FAIL", "your cell does not run: NameError"),
@@ -137,6 +141,12 @@ def test_what_is_no_notebook_of_the_lesson_is_told_in_a_sentence(results, studen
 def test_nobody_is_forgotten_and_nobody_added(results):
     where_it_matters = {"patches", "writes", "spies"}
     assert set(results) | set(ALIKE) == set(DUE) | set(UNREAD) | where_it_matters
+
+
+def test_what_of_other_cells_is_not_run_is_told_on_the_page(alike):
+    page = report.student_page(alike["computed elsewhere"] | {"student": "", "file": ""}, "07_halves", "")
+    assert "Remark: half: your cell needs TWO, which other cells compute" in page
+    assert {student for student, r in alike.items() if "compute" in str(r["notes"])} == {"computed elsewhere"}
 
 
 def test_an_answer_that_names_its_judge_is_shown_to_the_teacher(results, alike):

@@ -251,8 +251,10 @@ ENDS = {  # what ends its own process, and with it only its own exercise
     "not the length": ("tell(b'x' * 8)", TOLD),
     "no JSON": ("tell((4).to_bytes(8, 'big') + b'PASS')", TOLD),
     "forged verdict": (f"say({STATUS!r})", TOLD),
-    "a call of nothing": ('say(\'{"call": 77, "given": [], "float": 0, "grad": 0}\')', TOLD),
-    "no value": ('say(\'{"value": {"made": "os:system", "of": ["true"]}}\')', TOLD),
+    "a call of nothing": ('say(\'{"call": 77, "given": [], "float": 0, "grad": 0, "noted": {}}\')', TOLD),
+    "no value": ('say(\'{"value": {"made": "os:system", "of": ["true"]}, "noted": {}}\')', TOLD),
+    "no notes": ("say('{\"value\": true}')", TOLD),
+    "notes of nothing": ('say(\'{"value": true, "noted": [7]}\')', TOLD),
     "endless": ("for _ in range(9): tell(b'y' * 2**18)", TOLD),
     "ends the line": ("[os.close(fd) for fd in lines()]\ntime.sleep(9)", "killed by SIGKILL"),
     "kills its checker": ("os.kill(os.getppid(), 9)\ntime.sleep(9)", "killed by SIGKILL"),
@@ -264,7 +266,7 @@ ENDS = {  # what ends its own process, and with it only its own exercise
     ),
     "a number that is equal to all": (
         "return type('T', (int,), {'__eq__': lambda *_: True})()",
-        "cannot be judged",
+        "an assertion without words",  # it is told as 0
     ),
     "a checker's own error": ("raise type('_Endless', (BaseException,), {})", "killed|exit status 1"),
 }

@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from lesson_cells import judged
+from lesson_cells import across, judged
 
 from gpt2lab.lessons import exercises
 from gpt2lab.lessons.exercises import (
@@ -84,6 +84,8 @@ CHANGED = {  # what the style is: (exercise, text of its solution, what stands t
     "names that are values of a dict":
         ("unbeaten", "return [name for name, p", "return {name: name for name, p",
          ".values())]", ".values())}.values()"),
+    "the rest before the first stage":
+        ("Alpa's recurrence", "if m <= d and", "if m <= d and least(i, d - m) < found and"),
     "gates in a list of small integers":
         ("gate", "return best.indices, weights, place < room", "return [best.indices.int(), weights, place < room]"),
 }  # fmt: skip
@@ -145,6 +147,14 @@ def test_a_solution_in_another_style_passes(name, monkeypatch):
         title, *texts = (CHANGED | TRIED_ONCE)[name]
         status, why = judged(title, *zip(texts[::2], texts[1::2], strict=True))
         assert status == "PASS", why
+
+
+@pytest.mark.rotates
+@pytest.mark.parametrize("name", CHANGED | TRIED_ONCE)
+def test_a_solution_in_another_style_passes_through_the_grader_too(name):
+    title, *texts = (CHANGED | TRIED_ONCE)[name]
+    status, why = judged(title, *zip(texts[::2], texts[1::2], strict=True), judge=across)
+    assert status == "PASS", why
 
 
 # --- answers of another kind

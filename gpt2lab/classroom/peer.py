@@ -4,14 +4,13 @@ import base64
 import builtins
 import json
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 
 import cloudpickle
 import torch
 
-from ..lessons.exercises.guards import watched
+from ..lessons.exercises.guards import in_force, watched
 from .values import DTYPES, NotPlain, decode, encode, renew
 from .verdicts import TOLD
 
@@ -33,6 +32,17 @@ def unpacked(functions: bytes) -> dict | Callable:
     return cloudpickle.loads(functions)
 
 
+def _noted(watches: dict) -> dict:
+    return {kind: watch.noted for kind, watch in watches.items()}
+
+
+def _note(watches: dict, message: dict) -> None:
+    """What is noted of a call moves with it from process to process: at both ends it is as if there were one."""
+    for kind, noted in message["noted"].items():
+        if kind in watches:  # Python switches one off that has raised
+            watches[kind].noted[:] = noted
+
+
 class Gone(Exception):
     """The other process has ended (no words), or says what none says."""
 
@@ -50,22 +60,19 @@ class Peer:
 
         Raises Gone, and NotPlain for what cannot be told.
         """
-        watch = sys.getprofile()  # of `exercises.closed`: it watches the answer, where that runs
-        sys.setprofile(None)
-        try:
-            with self.turn:
-                return self._call(name, [list(args), kwargs], watch)
-        finally:
-            sys.setprofile(watch)
+        watches = in_force()  # they watch the answer, where that runs, and what it calls here
+        with self.turn, watched(**dict.fromkeys(watches)):
+            return self._call(name, [list(args), kwargs], watches)
 
-    def _call(self, name, given: list, watch):
+    def _call(self, name, given: list, watches: dict):
         how = {"grad": torch.is_grad_enabled(), "float": str(torch.get_default_dtype())}
-        if watch and not self.trusted:
-            how["watch"] = base64.b64encode(cloudpickle.dumps(watch)).decode()
-        self.tell(call=name, given=encode(given, self._offer), **how)
+        if not self.trusted:
+            how["watches"] = base64.b64encode(cloudpickle.dumps(watches)).decode()
+        self.tell(call=name, given=self._plain(given), noted=_noted(watches), **how)
         while "call" in (message := self.hear()):
-            self.answer(message)
+            self.answer(message, watches=watches)
         try:
+            _note(watches, message)
             changed = decode(message.get("changed"), self._reach)
             found = self._error(message) if "raised" in message else decode(message["value"], self._reach)
             if changed is not None:
@@ -76,38 +83,40 @@ class Peer:
             raise found
         return found
 
-    def answer(self, message: dict, names: dict | None = None) -> None:
+    def answer(self, message: dict, names: dict | None = None, watches: dict | None = None) -> None:
         """Do the call that the other end asks for, of a function in `names` or one offered, and tell what came."""
         try:
+            if self.trusted:
+                watches = cloudpickle.loads(base64.b64decode(message["watches"]))
+            _note(watches, message)
             name, given = message["call"], decode(message["given"], self._reach)
             function = names[name] if names and isinstance(name, str) else self.offered[name]
         except Exception:
             raise Gone(TOLD) from None
-        before, watch = json.dumps(encode(given, self._offer)), None
+        before = json.dumps(self._plain(given))
         if self.trusted:
             torch.set_default_dtype(DTYPES[message["float"]])
             torch.set_grad_enabled(message["grad"])
-            watch = cloudpickle.loads(base64.b64decode(message["watch"])) if "watch" in message else None
         try:
-            told = {"value": self._result(function, given, watch)}
-            if (now := encode(given, self._offer)) != json.loads(before):
+            told = {"value": self._result(function, given, watches)}
+            if (now := self._plain(given)) != json.loads(before):
                 told["changed"] = now
-            return self.tell(**told)
+            return self.tell(noted=_noted(watches), **told)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             told = self._words(error)
         except NotPlain as error:
             if not self.trusted:
                 raise
             told = self._words(AssertionError(f"your function gave what cannot be judged: {error}"))
-        self.tell(**told)
+        self.tell(noted=_noted(watches), **told)
 
-    def _result(self, function: Callable, given: list, watch):
+    def _result(self, function: Callable, given: list, watches: dict):
         args, kwargs = given
-        with watched(watch):
+        with watched(**watches):
             found = function(*args, **kwargs)
             if one_by_one := isinstance(found, Iterator):
                 found = [one for one, _ in zip(found, range(LONGEST), strict=False)]
-        told = encode(found, self._offer)
+        told = self._plain(found)
         return {"iterator": told["list"]} if one_by_one else told
 
     def tell(self, **message) -> None:
@@ -142,6 +151,10 @@ class Peer:
                 raise Gone
             found += more
         return bytes(found)
+
+    def _plain(self, value):
+        """The value as it is told: of what an answer gives, which may be of any class, the content."""
+        return encode(value, self._offer, content=self.trusted)
 
     def _offer(self, function: Callable) -> int:
         """The number by which the other end can call a function."""

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import stat
-import symtable
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +18,27 @@ from pathlib import Path
 from ..lessons.answers import exercises, setup
 from ..lessons.desk import defined, split, titles
 from ..lessons.source import BLANK, Lesson
+from .statements import (
+    NOT_PYTHON,
+    as_python,
+    definitions,
+    helpers,
+    left_out,
+    needed,
+    outside_names,
+    parsed,
+    set_names,
+    text_of,
+)
 
 LARGEST = 32 * 2**20
 """Bytes of a notebook that is still read."""
 
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 LONGEST = 2**20
 """Characters of an answer, with what it needs, that are still run."""
 
-NOT_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
-"""What Python raises for a text that it cannot compile."""
+LEFT_OUT = "your cell needs {}, which other cells compute, and of these only definitions run here. Set it in your cell"
+"""What is said of names that `left_out` finds."""
 
 TOUCHY = {"sys.modules", "gc", "ctypes", "inspect", "exercises", "importlib", "__main__", "__import__"}
 TOUCHY |= {"eval", "exec", "setattr", "setprofile", "settrace", "os.write", "signal.signal", "check"}
@@ -42,13 +52,16 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class Answer:
-    """What is tried for one exercise: definitions, or None where the student has written nothing."""
+    """What is tried for one exercise: definitions, or None where the student has written nothing.
+
+    `words` say why there is no text, or what of other cells is not run with it.
+    """
 
     titles: tuple[str, ...]
     before: str
     checks: str
     text: str | None
-    words: str = ""  # why there is no text
+    words: str = ""
     status: str = "TODO"
 
 
@@ -75,6 +88,7 @@ def read_answers(data: bytes, lesson: Lesson) -> tuple[list[Answer], list[str]]:
         cells, notes = read_notebook(data, lesson)
         parts = answers(cells, lesson)
         for part, exercise in zip(parts, exercises(lesson), strict=True):
+            notes += [f"{part.titles[0]}: {part.words}"] if part.text and part.words else []
             named = named_beyond_the_solution(part.text, exercise) if part.text else []
             notes += [f"{part.titles[0]}: look at this answer, it names {name}" for name in named]
     return parts, notes
@@ -85,7 +99,7 @@ def read_notebook(data: bytes, lesson: Lesson) -> tuple[list[dict], list[str]]:
     try:
         notebook = json.loads(data.decode("utf-8-sig"))
         cells = [c for c in notebook["cells"] if c["cell_type"] == "code"]
-        cells = [{"id": c.get("id", ""), "source": _plain(c["source"])} for c in cells]
+        cells = [{"id": c.get("id", ""), "source": as_python("".join(c["source"]))} for c in cells]
         mark = notebook.get("metadata", {}).get("gpt2lab") or {}
         source = Path(mark.get("source", lesson.path.name)).stem
     except UnicodeDecodeError as error:
@@ -102,16 +116,10 @@ def read_notebook(data: bytes, lesson: Lesson) -> tuple[list[dict], list[str]]:
     return cells, ["made from another version of the lesson"] if old else []
 
 
-def _plain(source) -> str:
-    """A cell's text as Python: commands for the notebook alone (%time, !ls) leave an empty line."""
-    lines = "".join(source).replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    return "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)
-
-
 def answers(cells: list[dict], lesson: Lesson) -> list[Answer]:
     """One answer for each exercise of the lesson, in order."""
     given = set(dir(builtins)) | {name for text in setup(lesson) for name in set_names(ast.parse(text))}
-    there = _definitions(cells)
+    there = definitions(cells)
     ours = {name for c in lesson.cells if c.kind == "code" for name in set_names(ast.parse(c.solved()))}
     strange = [name for name, text in there.items() if name not in ours and defined(text)]
     return [_answer(cells, exercise.cell, given, there, strange) for exercise in exercises(lesson)]
@@ -134,16 +142,17 @@ def _answer(cells, task, given: set[str], there: dict[str, str], strange: list[s
     if text.split() == task.blank().split():
         return Answer(*part, None, "write it, then run this cell again")
     try:
-        nodes = _parsed(text).body
-        own = _kept(text, [n for n in nodes if isinstance(n, (*DEFINITIONS, ast.Assign, ast.AnnAssign))])
-        whole = _helpers(own, there, given) + own
-        _parsed(whole)
+        nodes = parsed(text).body
+        own = text_of(needed(text, nodes, given), text)
+        whole = helpers(own, there, given) + own
+        parsed(whole)
+        lost = left_out(outside_names(whole) - given - set_names(ast.parse(own)), cells, text)
     except NOT_PYTHON as error:
         return Answer(*part, None, f"your cell is not Python: {str(error) or type(error).__name__}", "FAIL")
     if len(whole) > LONGEST:
         words = f"your cell and what it needs have {len(whole):,} characters, the limit is {LONGEST:,}"
         return Answer(*part, None, words, "FAIL")
-    return Answer(*part, whole)
+    return Answer(*part, whole, LEFT_OUT.format(", ".join(lost)) if lost else "")
 
 
 def _renamed(wanted: list[str], text: str, strange: list[str]) -> str:
@@ -152,86 +161,6 @@ def _renamed(wanted: list[str], text: str, strange: list[str]) -> str:
     near = {name: difflib.get_close_matches(name, strange, 1) for name in missing}
     told = (f"`{one[0]}` looks like `{name}`: give it that name" for name, one in near.items() if one)
     return "; ".join(told)
-
-
-def _parsed(text: str) -> ast.Module:
-    """The tree of a cell that Python can compile, which `ast.parse` alone does not tell; raises NOT_PYTHON."""
-    compile(text, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
-    return ast.parse(text)
-
-
-def _kept(text: str, nodes: list[ast.stmt]) -> str:
-    """The text with only these statements, at their lines."""
-    own = {line for node in nodes for line in range(_first(node), node.end_lineno + 1)}
-    return "\n".join(line if i in own else "" for i, line in enumerate(text.split("\n"), 1))
-
-
-def _first(node: ast.stmt) -> int:
-    """The line at which a statement begins, decorators included."""
-    return min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
-
-
-def _definitions(cells: list[dict]) -> dict[str, str]:
-    """What the cells define at last: name -> text, in the notebook's order."""
-    there = {}
-    for cell in cells:
-        try:
-            nodes = _parsed(cell["source"]).body
-        except NOT_PYTHON:
-            continue
-        lines = cell["source"].split("\n")
-        for node in nodes:
-            if isinstance(node, DEFINITIONS) or (isinstance(node, ast.Assign) and not _calls(node)):
-                one = "\n".join(lines[_first(node) - 1 : node.end_lineno]) + "\n"
-                for name in set_names(ast.Module([node], [])):
-                    there.pop(name, None)
-                    there[name] = one
-    return there
-
-
-def _helpers(text: str, there: dict[str, str], given: set[str]) -> str:
-    """Definitions of the notebook's other cells that a text needs, and before them what these need in turn."""
-    at = {name: i for i, name in enumerate(there)}
-    found, known, new = [], given | set_names(ast.parse(text)), [text]
-    while new:
-        missing = set().union(*map(outside_names, new)).difference(known) & there.keys()
-        new = list(dict.fromkeys(there[name] for name in sorted(missing, key=at.get)))
-        known = known.union(missing, *(set_names(ast.parse(one)) for one in new))
-        found = new + found
-    return "".join(found)
-
-
-def _calls(node: ast.AST) -> bool:
-    """Whether running a statement calls anything, functions that it only defines apart."""
-    look = [node]
-    for one in look:  # it grows
-        if isinstance(one, ast.Call):
-            return True
-        look += () if isinstance(one, ast.Lambda) else ast.iter_child_nodes(one)
-    return False
-
-
-def set_names(tree: ast.Module) -> set[str]:
-    """The names that a cell sets at its outermost level."""
-    found = set()
-    for node in tree.body:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            found |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-        elif hasattr(node, "name"):
-            found.add(node.name)
-        else:
-            named = (n for n in ast.walk(node) if isinstance(n, ast.Name))
-            found |= {n.id for n in named if isinstance(n.ctx, ast.Store)}
-    return found
-
-
-def outside_names(text: str) -> set[str]:
-    """The names that a text, or a function in it, looks up among those of its module or Python's own."""
-    scopes = [symtable.symtable(text, "cell", "exec")]
-    for scope in scopes:  # it grows
-        scopes += scope.get_children()
-    found = (s for scope in scopes for s in scope.get_symbols())
-    return {s.get_name() for s in found if s.is_referenced() and s.is_global()}
 
 
 def touches(text: str) -> list[str]:

@@ -7,7 +7,7 @@ with them: a process that nobody trusts may send what it likes.
 import base64
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, MappingView, Sequence, Set
 from fractions import Fraction
 from operator import attrgetter
 from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
@@ -15,12 +15,17 @@ from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
 import numpy as np
 import torch
 
+NUMBERS = "biufc"
+"""Kinds of arrays that are plain values."""
 SCALARS = (bool, int, float, str, type(None))
 DTYPES = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
 FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
 ALIKE = dict.fromkeys((type({}.keys()), type({}.values()), type({}.items()), torch.Size), tuple)
 ALIKE |= {torch.nn.Parameter: torch.Tensor}
 """Classes of which a value is told as one of another class."""
+BASES = {str: str.__str__, int: int.__int__, float: float.__float__, tuple: tuple, frozenset: frozenset}
+BASES |= {Mapping: dict, MappingView: tuple, Set: set, Sequence: list, Iterator: list}
+"""What a value of any class below the first is told as where only its content matters."""
 
 
 class NotPlain(BaseException):
@@ -28,13 +33,13 @@ class NotPlain(BaseException):
 
 
 def _array(value) -> list:
-    if value.dtype.kind not in "biufc":
+    if value.dtype.kind not in NUMBERS:
         raise NotPlain(f"an array of {value.dtype} is no plain value")
     return [value.dtype.str, value.tobytes(), *value.shape]
 
 
 def _array_of(name: str, data: bytes, *shape: int) -> np.ndarray:
-    if (kind := np.dtype(name)).kind not in "biufc":
+    if (kind := np.dtype(name)).kind not in NUMBERS:
         raise ValueError(f"an array of {kind} is no plain value")
     return np.frombuffer(data, kind).reshape(shape).copy()
 
@@ -49,7 +54,7 @@ def _tensor(value: torch.Tensor) -> list:
 def _tensor_of(name: str, data: bytes, behind: int, *shape: int) -> torch.Tensor:
     """With as many bytes of memory `behind` it, up to 64 MB: of a view more than are its own."""
     memory = torch.zeros(max(len(data), min(behind, 2**26)), dtype=torch.uint8)
-    memory.numpy()[: len(data)] = np.frombuffer(data, np.uint8)
+    memory[: len(data)] = torch.from_numpy(np.frombuffer(bytearray(data), np.uint8))
     return memory[: len(data)].view(DTYPES[name]).reshape(shape)
 
 
@@ -69,13 +74,16 @@ FORMS = {  # a class: what a value is told as (parts, which are plain values), a
 MAKERS = {kind.__name__: made for kind, (_, made) in FORMS.items()} | {"iterator": lambda *parts: iter(parts)}
 
 
-def encode(value, offer: Callable):
+def encode(value, offer: Callable, content: bool = False):
     """The value as what `json` writes; `offer(function)` is the number by which the other process may call it.
 
-    Raises NotPlain for anything that would not be the same over there, such as an object with a class of its own.
+    Raises NotPlain for anything that would not be the same over there, such as an object with a class of its own;
+    where only the `content` matters, a container of any class is plain, and so is an array of texts.
     """
     if type(value) in SCALARS:
         return value
+    if content and (plain := _content(value)) is not value:
+        return encode(plain, offer, content)
     if isinstance(value, FUNCTIONS):
         return {"function": offer(value)}
     kind = np.generic if isinstance(value, np.generic) else ALIKE.get(type(value), type(value))
@@ -85,7 +93,16 @@ def encode(value, offer: Callable):
         parts = (getattr(value, f.name) for f in dataclasses.fields(kind))
     else:
         raise NotPlain(f"a {kind.__name__} is no plain value (numbers, texts, lists, arrays, tensors)")
-    return {name: [encode(part, offer) for part in parts]}
+    return {name: [encode(part, offer, content) for part in parts]}
+
+
+def _content(value):
+    """The same in a class of Python's own, if it has a class that is like one."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value if value.dtype.kind in NUMBERS else value.tolist()
+    if type(value) in FORMS or type(value) in ALIKE:
+        return value
+    return next((base(value) for kind, base in BASES.items() if isinstance(value, kind)), value)
 
 
 def decode(tree, reach: Callable):
@@ -140,9 +157,9 @@ def renew(old, new):
             renew(vars(old), vars(new))
         case np.ndarray(), np.ndarray() if old.shape == new.shape and old.dtype == new.dtype:
             old[...] = new
-        case torch.Tensor(), torch.Tensor() if old.shape == new.shape and old.dtype == new.dtype:
+        case torch.Tensor(), torch.Tensor() if old.dtype == new.dtype:
             with torch.no_grad():
-                old.copy_(new)
+                old.copy_(new) if old.shape == new.shape else old.set_(new)
         case _:
             return new
     return old

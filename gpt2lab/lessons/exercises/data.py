@@ -8,7 +8,7 @@ from ...model import GPT2
 from ...parallel.zero.costs import all_reduce_bytes
 from ...reference import CONFIG, example_batch, serial_gradients
 from .differences import Between, randoms
-from .engine import Puzzle, Task
+from .engine import Puzzle, Task, run_there
 from .guards import PACKAGE
 from .ranked import ranked, sent
 from .reducer import reducer as reducer
@@ -90,7 +90,7 @@ global_gradient = Task(
     drawn=lambda chance: _shares(
         [chance.randint(1, 9) for _ in range(chance.randint(1, 5))], 2, 1, 3, seed=chance.randrange(99)
     ),
-    call=_new,
+    call=partial(run_there, _new),
     closed=(PACKAGE,),
     count=5,
 )

@@ -3,7 +3,7 @@
 import sys
 import threading
 from contextlib import contextmanager
-from functools import cache, cached_property, wraps
+from functools import cache, cached_property, partial, wraps
 from pathlib import Path
 from types import FunctionType
 
@@ -55,7 +55,6 @@ def closed(
     A name may be that of one function, such as "gpt2lab.verify.verify". An answer may neither read the checker's
     variables through its frames nor end this watch; where it catches what is raised, the block raises it at its end.
     """
-    said = []
 
     def watch(frame, event, called):
         if event == "c_call" and called in (sys._getframe, sys.setprofile, sys.settrace):
@@ -72,25 +71,34 @@ def closed(
         if said:
             raise AssertionError(said[0])
 
-    with watched(watch):
+    said = watch.noted = []
+    with watched(profile=watch):
         yield
     assert not said, said[0]
 
 
 @contextmanager
-def watched(watch):
-    """Calls in the block, and in threads that begin there, are told to `watch`; those of other blocks no more."""
-    before, others = sys.getprofile(), threading.getprofile()
+def watched(**watches):
+    """Calls in the block are told to `profile`, steps to `trace`, where given, also of threads that begin there.
+
+    Those of other blocks are told no more, until this one ends.
+    """
     alone = threading.current_thread() is threading.main_thread()  # else blocks would end in another order
-    if alone:
-        threading.setprofile(watch)
-    sys.setprofile(watch)
+    places = [(room, kind) for room in (threading, sys)[not alone :] for kind in watches]
+    before = [(getattr(room, f"set{kind}"), getattr(room, f"get{kind}")()) for room, kind in places]
     try:
+        for (put, _), (_, kind) in zip(before, places, strict=True):
+            put(watches[kind])
         yield
     finally:
-        sys.setprofile(before)
-        if alone:
-            threading.setprofile(others)
+        for put, watch in before:
+            put(watch)
+
+
+def in_force() -> dict:
+    """What `closed` and `patient` have set here, for `watched`. What one has noted so far is its list `noted`."""
+    found = {"trace": sys.gettrace(), "profile": sys.getprofile()}
+    return {kind: watch for kind, watch in found.items() if hasattr(watch, "noted")}
 
 
 def frames_closed() -> list[str]:
@@ -148,7 +156,13 @@ def unaided(answer, *modules: str):
             found = answer(*args, **kwargs)
             return list(found) if isinstance(found, UNROLLED) else found
 
+    if there := getattr(answer, "run_there", None):
+        tried.run_there = lambda run, *given: there(partial(_unaided_there, run, modules), *given)
     return tried
+
+
+def _unaided_there(run, modules: tuple, answer, *given):
+    return run(unaided(answer, *modules), *given)
 
 
 def by_hand():
@@ -169,23 +183,18 @@ def without_autograd(answer, *given):
 def patient(what: str, most: int = 300_000):
     """AssertionError where the Python code in the block takes more than so many steps: who tries everything does."""
     words = f"{what} takes more than {most:,} steps: you try everything. Keep the best of each part, and build on it"
-    steps = 0
 
     def count(frame, *_):
-        nonlocal steps
         if frame.f_code.co_filename.startswith(NO_STEPS):
             return None
-        steps += 1
-        assert steps < most, words
+        steps[0] += 1
+        assert steps[0] < most, words
         return count
 
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
+    steps = count.noted = [0]
+    with watched(trace=count):
         yield
-    finally:
-        sys.settrace(before)
-    assert steps < most, words
+    assert steps[0] < most, words
 
 
 def guarded() -> dict[str, dict]:
