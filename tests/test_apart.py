@@ -241,6 +241,9 @@ ON_RANKS = {
     "a value of each":
         ("base = 10\ndef f(x, y=0): return [base + x, y]",
          "from gpt2lab.lessons.exercises import live\n    assert live(f, ranks=2) == [[10, 2], [11, 2]]"),
+    "a helper that keeps what it gave":
+        ("from functools import cache\n@cache\ndef half(n): return n / 2\ndef f(x, y=0): return half(y)",
+         "from gpt2lab.lessons.exercises import live\n    assert live(f, ranks=2) == [1, 1]"),
     "a class":
         ("class f:\n    base = 3",
          "from gpt2lab.lessons.exercises import live\n"

@@ -347,6 +347,12 @@ ONES = torch.ones(6)
 MISFITS = {
     "shape": (lambda a: comm.all_reduce(ONES, a), lambda a: comm.all_reduce(ONES[:5], a)),
     "dtype": (lambda a: comm.all_reduce(ONES, a), lambda a: comm.all_reduce(ONES.double(), a)),
+    "dtype of a number": (
+        lambda a: comm.all_reduce(ONES[0], a),
+        lambda a: comm.all_reduce(ONES[0].double(), a),
+    ),
+    "root of a number": (lambda a: comm.broadcast(ONES[0], a, 0), lambda a: comm.broadcast(ONES[0], a, 1)),
+    "message of a number": (lambda a: comm.send(ONES[0], a, 1), lambda a: comm.recv(ONES[:3], a, 0)),
     "reduce operation": (lambda a: comm.all_reduce(ONES, a), lambda a: comm.all_reduce(ONES, a, "max")),
     "operation": (lambda a: comm.all_reduce(ONES, a), lambda a: comm.broadcast(ONES, a)),
     "root": (lambda a: comm.broadcast(ONES, a, 0), lambda a: comm.broadcast(ONES, a, 1)),

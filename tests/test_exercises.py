@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 import tiers
 import torch
+from torch.autograd import forward_ad
 
 from gpt2lab.lessons.answers import as_expected, exercises, setup, words_of
 from gpt2lab.lessons.desk import Desk, split
@@ -243,6 +244,13 @@ def backward(x):
     return leaf.grad
 
 
+def tangents(x):
+    with forward_ad.dual_level():
+        every = [squares(forward_ad.make_dual(x, one)) for one in torch.eye(len(x))]
+        return torch.stack([forward_ad.unpack_dual(y).tangent for y in every])
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch does it for tangents
 @pytest.mark.parametrize(
     "ask",
     [
@@ -251,6 +259,8 @@ def backward(x):
         lambda x: torch.func.vjp(squares, x)[1](torch.tensor(1.0))[0],
         lambda x: torch.autograd.functional.jacobian(squares, x),
         lambda x: torch.ops.aten.threshold_backward(2 * x, x, 0),
+        lambda x: torch.ops.aten.threshold_backward.default(2 * x, x, 0),
+        tangents,
     ],
 )
 def test_by_hand_is_without_autograd_whichever_way_it_is_asked(ask):

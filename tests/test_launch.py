@@ -72,9 +72,21 @@ def test_functions_closures_lambdas_and_classes_of_a_cell_work(pool):
             def inner(rank, world_size):
                 return Point(base + offset + rank).double().x
             return inner
+        from functools import cache, lru_cache
+        @cache
+        def sum_to(n):
+            return n and n + sum_to(n - 1)
+        @lru_cache(maxsize=2)
+        def sums(rank, world_size):
+            @cache
+            def twice(x): return 2 * x
+            return twice(sum_to(rank + 2)), sum_to.cache_info().misses, twice
         """)
     )
     assert pool.run(module.outer(5)) == [210, 212, 214]
+    results, sums = pool.run(module.sums), module.sums
+    assert [result[:2] for result in results] == [(6, 3), (12, 4), (20, 5)] and results[0][2](5) == 10
+    assert pool.run(lambda rank, _: sums.cache_parameters()["maxsize"]) == [2, 2, 2]
     assert pool.run(lambda rank, world_size: rank * world_size) == [0, 3, 6]
 
 

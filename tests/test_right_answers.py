@@ -12,7 +12,7 @@ import pytest
 import torch
 from lesson_cells import across, judged
 
-from gpt2lab.lessons import exercises
+from gpt2lab.lessons import exercises, table
 from gpt2lab.lessons.exercises import (
     asynchronous,
     automatic,
@@ -36,6 +36,7 @@ from gpt2lab.lessons.exercises import (
     verdict,
 )
 from gpt2lab.lessons.exercises.engine import SEED, Task
+from gpt2lab.machine.checksum import summ
 from gpt2lab.planner.balance import best_cut
 from gpt2lab.ranks import comm
 from gpt2lab.schedules import Op
@@ -88,6 +89,9 @@ CHANGED = {  # what the style is: (exercise, text of its solution, what stands t
         ("Alpa's recurrence", "if m <= d and", "if m <= d and least(i, d - m) < found and"),
     "gates in a list of small integers":
         ("gate", "return best.indices, weights, place < room", "return [best.indices.int(), weights, place < room]"),
+    "gates in lists of tensors":
+        ("gate", "return best.indices, weights, place < room",
+         "return list(best.indices), list(weights), [list(row) for row in place < room]"),
 }  # fmt: skip
 TRAVELS = (
     "the sum that travels", "coming.wait() + own", "own.add_(coming.wait())", "return total", "return total.tolist()",
@@ -133,6 +137,9 @@ TRIED_ONCE = {  # on live ranks, or nothing is drawn
          "[t.tolist() for t in comm.all_to_all(list(by_rank), axis)]",
          "for n in table.sum(1)]", "for n in map(sum, table)]",
          "rows.split(table.sum(1).tolist())", "rows.split([*map(sum, table)])"),
+    "a table as all-to-all gives it":
+        ("there and back", "table = torch.stack(comm.all_to_all(list(by_rank), axis))",
+         "table = comm.all_to_all(list(by_rank), axis)", "for n in table.sum(1)]", "for n in map(sum, table)]"),
     "a sum that is scattered over both axes":
         ("cheaper path", "comm.reduce_scatter(x, x_axis, 0)",
          "comm.reduce_scatter(comm.reduce_scatter(x, x_axis, 0), y_axis, 0)",
@@ -383,6 +390,12 @@ ONCE = {
     "a ring ahead": (context.ring_backward, partial(ring, ahead=True, own_last=False)),
     "a ring that ends at home": (context.ring_backward, partial(ring, ahead=False, own_last=True)),
     "a ring ahead that ends at home": (context.ring_backward, partial(ring, ahead=True, own_last=True)),
+    "a mean that shows what it was given":
+        (start.global_mean, lambda sums, counts: (
+            table([[summ(torch.tensor(sums))]], ["sums"]) or sum(sums) / sum(counts))),
+    "gradients of a row by vmap, and what was given is shown":
+        (experts.combine_backward, lambda grad, rows, weights, token: print(grad) or (
+            torch.vmap(torch.mul)(grad[token], weights), torch.vmap(torch.dot)(grad[token], rows))),
     "places in tuples": (experts.placed, lambda: ((0, 3, 6), (0, 2, 5), (1, 3, 4), (0, 2, 7))),
     "a loss from a ring": (tensor.vocabulary_loss, merged),
     "columns that are gathered by shifts": (tensor.gathered_columns, lambda y, axis: MyGather.apply(y, axis)),

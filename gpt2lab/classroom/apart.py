@@ -30,10 +30,11 @@ from ..lessons import exercises
 from ..lessons.desk import Desk, defined, titles
 from ..lessons.exercises.guards import frames_closed
 from ..processes import forkserver
+from ..processes.by_value import packed
 from ..processes.orphans import adopt, closed_to_others, die_with_parent
 from ..processes.results import untrusted
 from .carried import by_value, forget
-from .peer import Gone, Peer, packed, unpacked
+from .peer import Gone, Peer, unpacked
 from .values import NotPlain
 from .verdicts import TOLD, WORDS, ended, is_verdict, late
 

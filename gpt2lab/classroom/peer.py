@@ -22,13 +22,8 @@ TEXT = 10_000
 """Characters that are told of an error."""
 
 
-def packed(functions: dict | Callable) -> bytes:
-    """Functions, or functions by name, as bytes for another process, with all that they need from cells."""
-    return cloudpickle.dumps(functions)
-
-
 def unpacked(functions: bytes) -> dict | Callable:
-    """The same, where who made them runs anyway."""
+    """Functions, or functions by name, that were packed where who made them runs anyway."""
     return cloudpickle.loads(functions)
 
 

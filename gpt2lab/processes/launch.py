@@ -139,7 +139,7 @@ def _print(lines: dict[int, list[str]], columns: bool) -> None:
 
 def _pack(fn, args: tuple, kwargs: dict) -> bytes:
     """The job as bytes: the function and its arguments by value, and the source of notebook cells for tracebacks."""
-    import cloudpickle
+    from .by_value import packed
 
     if not callable(fn):
         raise TypeError(f"launch needs a function fn(rank, world_size, ...), but got a {type(fn).__name__}.")
@@ -154,7 +154,7 @@ def _pack(fn, args: tuple, kwargs: dict) -> bytes:
                 f"cannot be called so: {error}."
             ) from None
     try:
-        payload = cloudpickle.dumps((fn, args, kwargs))
+        payload = packed((fn, args, kwargs))
     except (TypeError, pickle.PicklingError, RuntimeError) as error:
         raise TypeError(
             f"{fn!r} cannot be sent to the ranks: {error}. Create such objects inside the function."

@@ -124,10 +124,11 @@ class _Pieces(list):
 
 def _packed(value, buffers: list) -> list:
     """The value as pieces of bytes, by value where from a cell; `buffers` gets the memory of what is large in it."""
-    import cloudpickle
     import torch
 
-    class Pickler(cloudpickle.Pickler):
+    from . import by_value
+
+    class Pickler(by_value.Pickler):
         def reducer_override(self, thing):
             if type(thing) in (torch.Tensor, torch.nn.Parameter) and _plain(thing):
                 memory = pickle.PickleBuffer(thing.detach().reshape(-1).view(torch.uint8).numpy())

@@ -13,10 +13,11 @@ POSITIONS = ("root", "to", "source")
 def reason(call, args, options, error: Exception) -> str:
     """What was wrong with the arguments of a call that raised an error; empty where it failed for another reason."""
     try:
-        given = inspect.signature(call).bind(*args, **options).arguments
+        bound = inspect.signature(call).bind(*args, **options)
     except TypeError:  # Python has said what is missing
         return ""
-    why = _wrong(given)
+    bound.apply_defaults()
+    why = _wrong(bound.arguments)
     if not why and "pickle" in str(error):
         return f"{error}. Send numbers, strings, tensors, or lists and dicts of them."
     return why
@@ -38,13 +39,11 @@ def _wrong(given: dict) -> str:
     for name in POSITIONS:
         if name in given and not _index(given[name], axis.size):
             return f"{name}={given[name]!r} is no position on axis {axis.name!r}. Use 0 to {axis.size - 1}."
-    return _wrong_cut(given.get("x"), axis, given.get("dim", 0), given.get("sizes"))
+    return _wrong_cut(given["x"], axis, given["dim"], given["sizes"]) if "dim" in given else ""
 
 
 def _wrong_cut(x, axis: Axis, dim, sizes) -> str:
     """What is wrong with how a tensor is cut along a dimension."""
-    if x is None:
-        return ""
     if not _index(dim, x.dim()):
         least = f"Use 0 to {x.dim() - 1}" if x.dim() else "Use x.view(1)"
         return f"dim={dim!r} is no dimension of a tensor of shape {tuple(x.shape)}. {least}."

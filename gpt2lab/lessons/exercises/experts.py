@@ -8,7 +8,7 @@ import torch
 from ...ranks import comm
 from ...ranks.mesh import Mesh
 from . import Task, close, live, refuse, returned, run_there, scored
-from .differences import CHANGED, listed, named, randoms
+from .differences import CHANGED, UNROLLED, listed, named, randoms
 from .engine import by_chance, called
 from .guards import PACKAGE, without_autograd
 from .ranked import counted, sent
@@ -63,9 +63,15 @@ def _routed(answer, p, room: int, case: str) -> tuple:
     scores = p.clone().requires_grad_()
     found = named("experts", "weights", "kept")(called(answer, (scores, room), case), case)
     assert torch.equal(scores, p), f"{case}: {CHANGED}"
-    found = [torch.as_tensor(one) for one in found.values()]
+    found = [_tensor(one) for one in found.values()]
     learnt = _pulled(found[1], scores) if found[1].requires_grad else None
     return *(one.detach() for one in found), learnt
+
+
+def _tensor(found):
+    """What an answer gave, which may be a list of tensors or of lists, as a tensor."""
+    parts = [_tensor(one) for one in found] if isinstance(found, UNROLLED | list | tuple) else []
+    return torch.stack(parts) if parts else torch.as_tensor(found)
 
 
 def _pulled(weights, scores):
@@ -128,7 +134,7 @@ def _travel(rank, world_size, there, back, width, counts) -> Seen:
     names = lambda rows: rows[:, 0].long().tolist()
     with counted() as uncounted, watched() as seen:
         got, told = named("rows", "the table")(there(rows, own, axis), "`there`").values()
-        told = torch.as_tensor(told)
+        told = _tensor(told)
         assert told.tolist() == table.tolist(), (
             f"{who}: your table of counts is {told.tolist()}, but {table.tolist()} rows come"
         )

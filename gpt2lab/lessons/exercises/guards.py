@@ -10,9 +10,17 @@ from types import FunctionType
 from .differences import UNROLLED
 
 PACKAGE = __name__.partition(".")[0]
-# no_grad, messages, the end of `closed` itself, and what asks an answer across processes and says how it ended
-OPEN = ("torch.autograd.grad_mode", "torch.autograd.function", "torch._functorch.utils", __name__)
+# no_grad, messages, vmap, the end of `closed` itself, what asks an answer across processes and says how it ended, and
+# what shows a tensor (for which torch asks for its tangent) or a table
+OPEN = (
+    "torch.autograd.grad_mode",
+    "torch.autograd.function",
+    "torch.autograd.forward_ad.unpack_dual",
+    __name__,
+)
+OPEN += tuple(f"torch._functorch.{name}" for name in ("apis", "predispatch", "utils", "vmap"))
 OPEN += tuple(f"{PACKAGE}.classroom.{name}" for name in ("apart", "peer", "verdicts"))
+OPEN += tuple(f"{PACKAGE}.{name}" for name in ("lessons.display", "lessons.environment", "machine.checksum"))
 
 JUDGES = __name__.rpartition(".")[0], f"{PACKAGE}.lessons.labs"
 """Modules that judge, and those with the numbers that they judge by: nothing in them may change."""
@@ -65,7 +73,7 @@ def closed(
             own = event == "call"
             module = frame.f_globals.get("__name__", "") if own else getattr(called, "__module__", "")
             name = f"{module}.{frame.f_code.co_name if own else called.__name__}"
-            if name.startswith(modules) and module not in OPEN:
+            if name.startswith(modules) and module not in OPEN and name not in OPEN:
                 knows = f"{name} knows the answer, and it is closed here. Write it yourself"
                 said.append(words if name.startswith("torch.") else knows)
         if said:
@@ -170,7 +178,8 @@ def by_hand():
     words = (
         "autograd would give this in one call; here it is closed. Write what it does, with products and sums"
     )
-    return closed("torch.autograd", "torch._functorch", "torch._ops", "gpt2lab.algorithms", words=words)
+    calls = (f"torch._ops.{name}" for name in ("aten", "__call__", "redispatch"))
+    return closed("torch.autograd", "torch._functorch", *calls, "gpt2lab.algorithms", words=words)
 
 
 def without_autograd(answer, *given):
