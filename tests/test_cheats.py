@@ -7,12 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import combinations, pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from lesson_cells import across, judged
 
+from gpt2lab.experts.rows import Combine
 from gpt2lab.lessons import exercises
 from gpt2lab.lessons.desk import Desk
 from gpt2lab.lessons.exercises import (
@@ -399,6 +401,9 @@ CHEATS = {
     "the package's bytes": (predictions.sent, lambda: all_reduce_bytes(1_000_000, 4, 0, 4), KNOWS),
     "the package's bytes of a mixture":
         (experts.traffic, lambda rows, i, *sizes: expert.bytes_sent(rows, *sizes)[i][0], KNOWS),
+    "the package's backward":
+        (experts.combine_backward,
+         lambda grad, *saved: Combine.backward(SimpleNamespace(saved_tensors=saved), grad)[:2], KNOWS),
     "rows as numbers with a point":
         (start.rows, lambda rank, n, count: [float(x) for x in np.array_split(range(count), n)[rank]], "are whole"),
     "rows of heads as numbers with a point":

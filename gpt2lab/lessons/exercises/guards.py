@@ -179,7 +179,8 @@ def by_hand():
         "autograd would give this in one call; here it is closed. Write what it does, with products and sums"
     )
     calls = (f"torch._ops.{name}" for name in ("aten", "__call__", "redispatch"))
-    return closed("torch.autograd", "torch._functorch", *calls, "gpt2lab.algorithms", words=words)
+    own = "gpt2lab.algorithms", "gpt2lab.experts"
+    return closed("torch.autograd", "torch._functorch", *calls, *own, words=words)
 
 
 def without_autograd(answer, *given):
