@@ -140,6 +140,10 @@ TRIED_ONCE = {  # on live ranks, or nothing is drawn
     "a table as all-to-all gives it":
         ("there and back", "table = torch.stack(comm.all_to_all(list(by_rank), axis))",
          "table = comm.all_to_all(list(by_rank), axis)", "for n in table.sum(1)]", "for n in map(sum, table)]"),
+    "zeros of the type that is the lesson's default":
+        ("ring attention, backward", "dq, moving = torch.zeros_like(q)", "dq, moving = torch.zeros(t, D)"),
+    "a message for which memory of the lesson's default type is kept":
+        ("give back", "comm.irecv(grad[:window].clone(),", "comm.irecv(torch.empty(window, grad.size(1)),"),
     "a sum that is scattered over both axes":
         ("cheaper path", "comm.reduce_scatter(x, x_axis, 0)",
          "comm.reduce_scatter(comm.reduce_scatter(x, x_axis, 0), y_axis, 0)",

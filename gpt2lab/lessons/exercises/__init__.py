@@ -140,7 +140,7 @@ def _verdict(error: BaseException) -> tuple[str, str]:
 
 
 def live(fn, *args, ranks: int, what: str = ""):
-    """Results of `fn(rank, world_size, *args)` on live ranks, silently.
+    """Results of `fn(rank, world_size, *args)` on live ranks, silently, with torch's default dtype of here.
 
     Raises AssertionError with one sentence when they wait for each other, when a message does not fit, or when
     a rank raises; what a blank exercise raises passes through.
@@ -152,11 +152,16 @@ def live(fn, *args, ranks: int, what: str = ""):
 
 
 def without_frames(fn):
-    """`fn` for the process of an answer, which gives that one no frame of its checker."""
-    return partial(_without_frames, fn)
+    """`fn` for the process of an answer: there is torch's default dtype of here, and no frame of its checker."""
+    import torch  # not above: it loads slowly
+
+    return partial(_without_frames, fn, torch.get_default_dtype())
 
 
-def _without_frames(fn, *given):
+def _without_frames(fn, dtype, *given):
+    import torch
+
+    torch.set_default_dtype(dtype)
     said, before = frames_closed(), guarded()
     found = fn(*given)
     assert not said, said[0]
