@@ -159,11 +159,11 @@ def without_frames(fn):
 
 
 def _without_frames(fn, dtype, *given):
-    import torch
+    from ...reference import default_dtype
 
-    torch.set_default_dtype(dtype)
     said, before = frames_closed(), guarded()
-    found = fn(*given)
+    with default_dtype(dtype):
+        found = fn(*given)
     assert not said, said[0]
     replaced = restored(before)
     assert not replaced, f"your answer replaces {replaced[0]}, which judges it. Leave it as it is"
