@@ -523,9 +523,9 @@ for ranks in (two, four):
 #
 # ## 1F1B: the same bubble, less memory
 #
-# GPipe holds m activations on each rank, so more micro-batches cost more memory. But the last rank could run
+# GPipe holds m activations on each rank, so more micro-batches cost memory. But the last rank could run
 # the backward of micro-batch 0 at once. In **1F1B** rank r first runs p - 1 - r forwards, then alternates one
-# forward and one backward, and ends with the backwards that are left. Both take micro-batch 0 first, then 1.
+# forward and one backward in order, and ends with the backwards that are left.
 
 # %%
 one = simulate(make("1f1b", 4, 8))

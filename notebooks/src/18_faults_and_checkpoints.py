@@ -655,8 +655,7 @@ guess.beside(wrong[0], "computed")
 # **Your turn.** The checker runs yours in a process of its own and ends it with SIGKILL before its first operation on
 # files, then before its second, and so on: no `except` and no `finally` runs. The next call must clear away what a
 # killed one left. Of an old folder of that name either all is there, or the new one, or for a moment none, while the
-# new one is complete beside it. (A power failure may lose what was written, so a good answer also calls `os.fsync`.
-# This checker does not look.)
+# new one is complete beside it. (Against a power failure a good answer also calls `os.fsync`; nobody looks here.)
 
 
 # %% tags=["exercise"]
