@@ -4,7 +4,7 @@ gpt2lab grade 07 submissions/ --out grades.csv
 gpt2lab grade 07 submissions/ --csv canvas     and grades.canvas.csv, which Canvas imports (or --csv moodle)
 
 FOLDER holds a notebook for each student: ann.ipynb, ann/07_pipeline.ipynb, or what Canvas or Moodle gave as a download.
-Only the functions that students wrote are run, with the lesson's own checks; what their notebooks show does not count.
+Only what students wrote for exercises is run, with the lesson's own checks; what their notebooks show does not count.
 A second call goes on where the first one ended and grades only what is new.
 """
 
