@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from gpt2lab.emulate import HEAD, Emulator, TwoEnds
 from gpt2lab.lessons.labs.instruments import trainer_by
 from gpt2lab.lessons.labs.staleness import homes_of
 from gpt2lab.model import GPT2Config, token_loss
-from gpt2lab.parallel.pipeline.versions import Stash, stream_of
+from gpt2lab.parallel.pipeline.versions import Ending, Stash, stream_of
 from gpt2lab.plan import Plan
+from gpt2lab.ranks import comm
+from gpt2lab.ranks.axis import Axis
 from gpt2lab.reference import default_dtype, example_batch, example_weights
 from gpt2lab.run import Options, start
 from gpt2lab.schedules import Cost, Op, ScheduleError, make, simulate
@@ -253,6 +256,21 @@ def test_a_stream_that_ends_early_is_the_beginning_of_the_longer_one(name, p, m)
         assert kept == list(map(list, stream.schedule.orders))
         assert all(longer.reads[op] == version for op, version in stream.reads.items())
         assert [longer.newest(s, batches) for s in range(p)] == [batches] * p
+
+
+def test_an_end_is_told_to_every_rank_before_the_batch_and_two_more_run():
+    told, asked = [], iter([False, True])
+    done = SimpleNamespace(wait=lambda: None)
+    first, other = (Ending(9, Axis("all", (0, 1, 2), rank), lambda: next(asked)) for rank in (0, 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comm, "isend", lambda ends, axis, to: told.append((to, ends.tolist())) or done)
+        assert [first.before(batch) for batch in range(6)] == [9, 3, 3, 3, 3, 3]
+        first.finish()
+    assert told == [(1, [False]), (2, [False]), (1, [True]), (2, [True])]
+    heard = iter([False, True])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comm, "recv", lambda like, axis, source: torch.tensor([next(heard)]))
+        assert [other.before(batch) for batch in (0, 0, 1, 0, 2)] == [9, 9, 3, 3, 3]
 
 
 @default_dtype(torch.float64)

@@ -2,14 +2,15 @@
 
 from dataclasses import replace
 
-from planting import bugs, controls, is_caught
+import test_asynchronous
+from planting import bugs, controls, is_caught, is_killed
 
 from gpt2lab.model import GPT2Config
 from gpt2lab.parallel import finish
 from gpt2lab.parallel.data import Naive, Replicas
 from gpt2lab.parallel.pipeline import versions
 from gpt2lab.parallel.pipeline.step import PipelineStep
-from gpt2lab.parallel.pipeline.versions import Asynchronous, Embedding, Stash
+from gpt2lab.parallel.pipeline.versions import Asynchronous, Embedding, Ending, Stash
 from gpt2lab.schedules import Op
 from gpt2lab.train import Trainer
 
@@ -84,6 +85,20 @@ BUGS = {
     "dropout of the first batch":
         (PipelineStep._through, "*self.key", "self.key[0], 0", f"{MIXED} dropout=0.2"),
 }  # fmt: skip
+
+ENDS = test_asynchronous.test_an_end_is_told_to_every_rank_before_the_batch_and_two_more_run
+ENDED = {
+    "an end that nobody hears": (Ending.before, "if ends else self.batches", "if False else self.batches", ENDS),
+    "an end of what may be posted": (Ending, "AHEAD", lambda right: 1, ENDS),
+    "an end that the last rank does not hear": (Ending.before, "range(1, self.all.size)", "range(1, 2)", ENDS),
+    "a look for each operation": (Ending.before, "self.told <= batch and ", "", ENDS),
+    "an end a batch late": (Ending.before, "self.told + self.AHEAD if", "self.told + 3 if", ENDS),
+}  # fmt: skip
+
+
+@bugs(ENDED)
+def test_the_mutant_of_an_end_is_noticed(bug, check):
+    assert is_killed(bug, check), "nobody noticed"
 
 
 @bugs(BUGS)

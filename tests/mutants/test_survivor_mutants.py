@@ -115,7 +115,9 @@ def buffered():
     """Two receives are posted before the first is needed."""
     posted, ops = [], [Op("F", 1, micro) for micro in range(3)]
     with patch.object(mailbox.comm, "irecv", lambda *call: posted.append(call)):
-        mailbox.Mailbox(SimpleNamespace(units=9, incoming=[{1: ops}]), Axis("pp", (0, 1), 0), lambda op: op, 2)
+        mailbox.Mailbox(
+            SimpleNamespace(units=9, incoming=[{1: ops}]), Axis("pp", (0, 1), 0), lambda op: op, 2
+        )
     assert [call[0] for call in posted] == ops[:2]
 
 
