@@ -25,7 +25,8 @@ rows = Task(
 def _sums(chance) -> tuple[list[float], list[int]]:
     """The summed losses of some ranks, and of how many tokens each is."""
     ranks = range(chance.randint(1, 8))
-    return [float(chance.randint(1, 90)) for _ in ranks], [chance.randint(1, 40) for _ in ranks]
+    sums, counts = zip(*((float(chance.randint(1, 90)), chance.randint(1, 40)) for _ in ranks), strict=True)
+    return list(sums), list(counts)
 
 
 global_mean = Task(
