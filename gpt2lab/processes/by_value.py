@@ -21,7 +21,7 @@ class Pickler(cloudpickle.Pickler):
 
 
 def packed(value) -> bytes:
-    """The value as bytes, which `cloudpickle.loads` reads."""
+    """The value as bytes for cloudpickle to read."""
     out = io.BytesIO()
     Pickler(out).dump(value)
     return out.getvalue()

@@ -176,7 +176,7 @@ def own_address(towards: str) -> str:
     named = [card for card in said.split(",") if card]
     if found and (missing := [card for card in named if card not in found]):
         raise ValueError(
-            f"{CARD}={said}, but {platform.node()} has no network card {missing[0]} with an address. Use one of "
+            f"{CARD}={said}, but {platform.node()} has no network card {missing[0]} with an address. It has "
             f"{', '.join(f'{name} ({address})' for name, address in found.items())}."
         )
     return found.get(named[0], mine) if named else mine

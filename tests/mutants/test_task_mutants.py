@@ -1,6 +1,7 @@
 """Bugs in task graphs, their runtimes and GPT-2's tasks: each is noticed by a check that the other tests rely on."""
 
 import time
+from functools import partial
 
 import pytest
 import test_tasks as tasks
@@ -16,6 +17,7 @@ from gpt2lab.tasks import graph, scheduler
 from gpt2lab.tasks.gpt2 import GPT2Tasks
 from gpt2lab.tasks.graph import Access, TaskGraph, reads
 from gpt2lab.tasks.messages import Pending
+from gpt2lab.tasks.runtime import run_fork_join
 from gpt2lab.tasks.scheduler import Scheduler, run_tasks
 
 pytestmark = pytest.mark.mutant
@@ -94,10 +96,14 @@ def late():
     assert found == [[1.0] * 3]
 
 
+ONE_AT_A_TIME = tasks.test_tasks_that_reduce_come_in_any_order_but_one_at_a_time
 RUNTIMES = {
     "two tasks reduce at once":
         (Scheduler._pop, "if taken is None:", "if True:",
-         tasks.test_tasks_that_reduce_come_in_any_order_but_one_at_a_time),
+         partial(ONE_AT_A_TIME, run_tasks)),
+    "two tasks of a loop reduce at once":
+        (run_fork_join, "held.enter_context(alone[tensor])", "pass",
+         partial(ONE_AT_A_TIME, run_fork_join)),
     "a handle completed early":
         (Scheduler._execute, "self._busy -= 1", "self._busy -= 1; self._satisfy(self._after[task.number])",
          late),

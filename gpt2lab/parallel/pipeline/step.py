@@ -144,8 +144,9 @@ class PipelineStep:
     @contextmanager
     def _timed(self, op: Op):
         """Record the operation as a span; in a paced run also sleep until its set time is over."""
-        start, pace = time.perf_counter(), self.engine.pace
+        pace = self.engine.pace
         with trace.span(f"{op.kind}{op.micro}", kind=SPANS[op.kind]):
+            start = time.perf_counter()
             yield
             if pace is not None:
                 end = start + pace.time(op.kind, self.schedule.position(op.stage), op.micro)
