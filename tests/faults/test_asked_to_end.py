@@ -125,16 +125,16 @@ def test_a_run_that_is_asked_to_end_saves_its_newest_step(names, to, when, start
 
 def test_a_pipeline_without_a_flush_ends_in_the_middle_of_a_stream(tmp_path):
     """Slurm kills 30 s after it asks: longer than two batches take, shorter than all until the next evaluation."""
-    often = "--evaluate 400 --save 400"
+    often = "--evaluate 200 --save 200"
     train = TRAIN.replace("dp=2", "pp=2,schedule=pipedream").replace("--evaluate 100000", often)
     with started(STARTS[""], tmp_path, train) as running:
-        running.wait_for_line("step 400:")
+        running.wait_for_line("step 200:")
         send(running, "SIGTERM", "the group")
         text = running.process.stdout.read()
         assert running.process.wait(PATIENCE) == 0
     (run,) = tmp_path.glob("out/*")
     saved = int(re.search(r"saved step (\d+)", text)[1])
-    assert 400 < saved < 800 and len(read_log(run)) == saved, text
+    assert 200 < saved < 400 and len(read_log(run)) == saved, text
     assert checkpoint.read_state(checkpoint.all_in(run)[-1])["step"] == saved
 
 
