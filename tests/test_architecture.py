@@ -184,10 +184,10 @@ BUDGETS = {
 OVER = {
     "tasks": 1_067,
     "sharding": 3_149,
-    "planner": 5_999,
+    "planner": 5_997,
     "classroom": 2_605,
     "core": 12_472,
-    "the package": 49_896,
+    "the package": 49_894,
 }  # too large today: these may only shrink
 
 

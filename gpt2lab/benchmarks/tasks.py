@@ -50,11 +50,10 @@ def run(args) -> dict[str, float]:
 
 def summary(found: dict, workers: int) -> dict[str, dict[str, float]]:
     """Mean seconds without first iterations, spread over the runs, the first alone; speed-up and what follows."""
-    rows, means_of = {}, {name: [statistics.mean(run[1:]) for run in runs] for name, runs in found.items()}
-    serial = statistics.mean(means_of[VERSIONS[0]]) if VERSIONS[0] in found else None
+    rows, means = {}, {name: [statistics.mean(run[1:]) for run in runs] for name, runs in found.items()}
+    serial = statistics.mean(means[VERSIONS[0]]) if VERSIONS[0] in found else None
     for name, runs in found.items():
-        means = means_of[name]
-        row = {"mean": statistics.mean(means), "spread": max(means) - min(means)}
+        row = {"mean": statistics.mean(means[name]), "spread": max(means[name]) - min(means[name])}
         row["first"] = statistics.mean(run[0] for run in runs)
         if serial and name != VERSIONS[0]:
             row["speedup"] = metrics.speedup(serial, row["mean"])

@@ -87,10 +87,8 @@ class Bounds:
         share = RankShare(plan, self.config, self.rows, self.length, self.itemsize, mixed=self.mixed)
         mine = self.elements(share) / (share.sharing[0] if plan.zero else 1)
         update = self.fastest * UPDATE * share.master * mine / self.device.copy
-        seconds, sums = (
-            self._once((WORK(plan), share.again), lambda: self.seconds(share)),
-            self.fastest * self.sums(share),
-        )
+        seconds = self._once((WORK(plan), share.again), lambda: self.seconds(share))
+        sums = self.fastest * self.sums(share)
         # a backward of the largest micro-batch may hide more than most
         even = (self.rows // plan.dp // plan.micro) / -(-self.rows // (plan.dp * plan.micro))
         if plan.zero < 2:  # behind the last backward alone, or after it
@@ -105,7 +103,7 @@ class Bounds:
         """
         plan, network, shared = share.plan, self.cluster.network, share.sharing[0]
         n, apart = plan.dp * plan.cp // (plan.shard or 1), plan.tp * (plan.shard or 1)
-        lies = groups_on_nodes(n, apart, max(network.node, 1), max(plan.world, n * apart))
+        lies = groups_on_nodes(n, apart, max(network.node, 1), plan.world)
         if lies.nodes == 1:
             return 0.0
         often = [plan.micro if plan.zero >= stage and plan.pp == 1 else 1 for stage in (3, 2)]

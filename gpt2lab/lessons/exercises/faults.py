@@ -159,8 +159,9 @@ def _kill_everywhere(answer, files: dict[str, str], old: dict[str, str]) -> None
 
 
 def _killed_saves(rank, world_size, answer, files, home, old):
-    """Of each kill: operation, files under the final name or None, whether all are in some folder, the same as the
-    second after one more save, what is beside.
+    """Of each kill: operation, files under the final name or None, whether some folder has all of the new ones.
+
+    Then, after one more save, the files under the final name, and what is beside.
     """
     found = []
     with warnings.catch_warnings():
