@@ -1,6 +1,7 @@
 """What ranks write on the status board, and what their parent makes of it: no ranks, only their records."""
 
 import contextlib
+import itertools
 import os
 import time
 import zlib
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpt2lab.lessons.labs.faults import said
 from gpt2lab.processes import deadlock, status_board
 from gpt2lab.processes.failure import RankFailed
 from gpt2lab.processes.pool import Pool
@@ -89,6 +91,24 @@ def test_calls_are_compared_to_their_last_digit_however_long_they_are(tmp_path, 
         begins(n - 2, n - 1, number, one)
         with pytest.raises(Mismatch, match=f"rank {n - 2} called") if off else contextlib.nullcontext():
             begins(n - 1, n - 2, number, other)
+
+
+def test_a_lesson_prints_the_same_whoever_meets_a_mismatch(tmp_path, monkeypatch):
+    boards = [Board(tmp_path / "board", 3, rank, create=rank == 0) for rank in range(3)]
+
+    def prints(number, ranks):
+        with pytest.raises(Mismatch) as met:
+            for rank in ranks:
+                monkeypatch.setattr(status_board, "_board", boards[rank])
+                signature = f"all_reduce ({3 if rank == 1 else 4},)"
+                status_board.announce("dp", number, signature, "dp", {0, 1, 2} - {rank})
+        return said(RankFailed(f"rank {rank} raised Mismatch\n\n{met.value}", rank, "Mismatch"))
+
+    said_in_each_order = {
+        "\n".join(prints(i, order)).replace(f"#{i}", "#")
+        for i, order in enumerate(itertools.permutations(range(3)))
+    }
+    assert len(said_in_each_order) == 1
 
 
 def test_a_long_call_is_on_the_board_with_all_of_its_ranks(tmp_path, monkeypatch):

@@ -23,10 +23,10 @@ from .instruments import trainer_by as trainer
 def said(error) -> list[str]:
     """A failure's message without a traceback's frames and without what differs from run to run: seconds, cells."""
     lines = re.sub(r"\d+\.\d s", "a while", re.sub(r"Cell In\[\d+\]", "Cell", str(error))).splitlines()
-    if error.ename == "Mismatch":  # rank 1 and whichever of the others met it first, in whichever order
+    if error.ename == "Mismatch":  # rank 1 and whichever of the others met first; the later of them raises it
         sides = [line.split(";")[0] for line in lines if " on axis " in line]
         other = lambda side: re.sub("calls ", "called ", re.sub("rank [02] ", "another rank ", side))
-        return [lines[0], *sorted(map(other, sides))]
+        return [re.sub(r"rank \d", "a rank", lines[0]), *sorted(map(other, sides))]
     frames = [i for i, line in enumerate(lines) if line.startswith("Traceback")]
     inside = lambda i, line: frames and i >= frames[0] and line.startswith((" ", "Tr"))
     kept = [line for i, line in enumerate(lines) if not inside(i, line)]
