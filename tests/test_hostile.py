@@ -244,10 +244,10 @@ STATUS = '{"end": 0, "verdicts": [["a", "=HYPERLINK(1)", ""]], "seconds": 1, "ap
 ENDS = {  # what ends its own process, and with it only its own exercise
     "shared memory": (
         "f = [os.memfd_create(n) for n in 'xy']\n"  # two, each below the limit of one file
-        "for n in range(1900): os.write(f[n % 2], bytes(2**20))\ntime.sleep(9)",
+        "for n in range(1900): os.write(f[n % 2], bytes(2**20))\ntime.sleep(90)",
         "GiB",
     ),
-    "mapped": ("m = [mmap.mmap(-1, 2**28) for _ in range(8)]\nfor a in m: touch(a)\ntime.sleep(9)", "GiB"),
+    "mapped": ("m = [mmap.mmap(-1, 2**28) for _ in range(8)]\nfor a in m: touch(a)\ntime.sleep(90)", "GiB"),
     "not the length": ("tell(b'x' * 8)", TOLD),
     "no JSON": ("tell((4).to_bytes(8, 'big') + b'PASS')", TOLD),
     "forged verdict": (f"say({STATUS!r})", TOLD),
@@ -256,8 +256,8 @@ ENDS = {  # what ends its own process, and with it only its own exercise
     "no notes": ("say('{\"value\": true}')", TOLD),
     "notes of nothing": ('say(\'{"value": true, "noted": [7]}\')', TOLD),
     "endless": ("for _ in range(9): tell(b'y' * 2**18)", TOLD),
-    "ends the line": ("[os.close(fd) for fd in lines()]\ntime.sleep(9)", "killed by SIGKILL"),
-    "kills its checker": ("os.kill(os.getppid(), 9)\ntime.sleep(9)", "killed by SIGKILL"),
+    "ends the line": ("[os.close(fd) for fd in lines()]\ntime.sleep(90)", "killed by SIGKILL"),
+    "kills its checker": ("os.kill(os.getppid(), 9)\ntime.sleep(90)", "killed by SIGKILL"),
     "deep": ("v = []\nfor _ in range(10**5): v = [v]\nreturn v", "RecursionError"),
     "more than fits": ("return 'x' * 2**27", "cannot be judged"),
     "an object that is equal to all": (
@@ -310,7 +310,8 @@ def tried(bodies, tmp_path):
     """The same on answers with these bodies, of which True is asked."""
     text = "def deed():\n{}    return True\n"
     checker = "def judge_it(answer):\n    assert answer() is True\n"
-    return judged(checker, text.format(""), map(text.format, bodies), tmp_path)
+    long = sandbox.Limits(seconds=60.0, gib=LIMITS.gib)  # a busy machine fills a GiB slowly
+    return judged(checker, text.format(""), map(text.format, bodies), tmp_path, long)
 
 
 @pytest.mark.sandboxed
@@ -448,11 +449,9 @@ def test_a_grader_that_ends_leaves_no_process_and_no_folder(sig, tmp_path):
         while not alive(mark):
             assert time.monotonic() < last and grader.poll() is None
             time.sleep(0.1)
-        start = time.monotonic()
         grader.send_signal(sig)
         grader.wait(20)
-        assert time.monotonic() - start < 4
-    last = time.monotonic() + 5
+    last = time.monotonic() + 20
     while alive(mark) and time.monotonic() < last:
         time.sleep(0.1)
     assert not alive(mark) and not list((tmp_path / "own").iterdir())

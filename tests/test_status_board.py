@@ -3,13 +3,19 @@
 import contextlib
 import itertools
 import os
+import pathlib
+import threading
 import time
 import zlib
 from multiprocessing import Pipe
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
+from gpt2lab import transport
 from gpt2lab.lessons.labs.faults import said
 from gpt2lab.processes import deadlock, status_board
 from gpt2lab.processes.failure import RankFailed
@@ -109,6 +115,18 @@ def test_a_lesson_prints_the_same_whoever_meets_a_mismatch(tmp_path, monkeypatch
         for i, order in enumerate(itertools.permutations(range(3)))
     }
     assert len(said_in_each_order) == 1
+
+
+WAITING = f"{transport.__path__[0]}/engine.py", f"{torch.distributed.__path__[0]}/c10d.py"
+IN_PYTHON = pathlib.__file__, threading.__file__, "<frozen importlib._bootstrap>"
+
+
+@pytest.mark.parametrize("inner", ["", *IN_PYTHON], ids=lambda name: Path(name).stem)
+@pytest.mark.parametrize("outer", [*WAITING, __file__, np.__file__], ids=lambda name: Path(name).stem)
+def test_a_rank_that_looks_whether_its_peer_lives_still_waits(inner, outer):
+    lines = [f'File "{name}", line 1 in f' for name in ([inner] if inner else []) + [outer, __file__]]
+    pool = SimpleNamespace(stopped=lambda rank: "", _frames=lambda rank: lines)
+    assert bool(Pool.inside(pool, 0, blocked=True)) == (outer not in WAITING)
 
 
 def test_a_long_call_is_on_the_board_with_all_of_its_ranks(tmp_path, monkeypatch):

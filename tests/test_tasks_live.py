@@ -156,12 +156,13 @@ def patient(rank, world_size, before):
         messages.receive(graph, f"comes {n}", axis, 1 - rank, "y")
     messages.receive(graph, "never comes", axis, 1 - rank, "x")
     graph.add("after", print, reads("x"))
+    comm.barrier(axis)
     if rank == 0:
-        run_tasks(graph, 2, patience=0.3)
+        run_tasks(graph, 2, patience=1)
     else:
         for _ in range(before):
             comm.send(torch.ones(3), axis, 0)
-        time.sleep(3)
+        time.sleep(6)
 
 
 @pytest.mark.parametrize("before", [0, 2])

@@ -49,6 +49,11 @@ def with_source(frame: str) -> str:
     return f"{frame}: `{source}`" if source else frame
 
 
+def outside_python(frame: str) -> bool:
+    """Whether a stack line is in no file of Python's own library."""
+    return not re.match(rf'File "(<frozen|{re.escape(sysconfig.get_path("stdlib"))}/(?!.*-packages/))', frame)
+
+
 def own_frame(frames: list[str]) -> str:
     """The innermost stack line outside the standard library and installed packages."""
     libraries = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(PACKAGE_PARENT / "gpt2lab"))

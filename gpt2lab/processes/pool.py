@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..machine.words import CROWDED
 from . import forkserver
-from .failure import own_frame, with_source
+from .failure import outside_python, own_frame, with_source
 from .orphans import STACK, end_children, end_descendants, own_folders, process_state
 from .rank_process import HEADER, rank_main
 from .status_board import Board
@@ -25,9 +25,8 @@ LONGEST_LINE = 1_000_000  # bytes of a printed line that are shown
 MOST_PRINTED = 10_000_000  # bytes that a rank may print in one job; more would take minutes to show
 LINE_END = 50  # bytes that the end of a line counts as
 RESERVE = 1 << 16  # bytes that ranks will write into the private folder later: store, stacks
-WAITS = re.compile(  # where the innermost line of a rank is that waits in a call
-    r"(transport/\w+|ranks/(call|paced|collectives)|threading|torch/distributed/\w+)\.py"
-)
+# where a rank is that waits in a call: its innermost line outside Python's own library
+WAITS = re.compile(r"(transport/\w+|ranks/(call|paced|collectives)|torch/distributed/\w+)\.py")
 # a fork has no ranks; multiprocessing would end them when it ends
 os.register_at_fork(after_in_child=lambda: multiprocessing.process._children.clear())
 
@@ -218,7 +217,8 @@ class Pool:
         if (stopped := self.stopped(rank)) or not blocked:
             return stopped
         frames = self._frames(rank)
-        return f"hangs at {with_source(own_frame(frames))}" if frames and not WAITS.search(frames[0]) else ""
+        waits = WAITS.search(next(filter(outside_python, frames), "")) if frames else True
+        return "" if waits else f"hangs at {with_source(own_frame(frames))}"
 
     def _frames(self, rank: int) -> list[str]:
         """The lines of the Python stack that a rank writes to a file when it is asked to, the innermost first."""
@@ -226,13 +226,13 @@ class Pool:
         try:
             seen = path.stat().st_size
             os.kill(self.members[rank].process.pid, signal.SIGUSR1)
-            deadline = time.monotonic() + 0.5
-            while path.stat().st_size == seen and time.monotonic() < deadline:
-                time.sleep(0.01)
-            time.sleep(0.02)
-            with open(path) as file:
-                file.seek(seen)
-                return [line.strip() for line in file if line.strip().startswith("File")]
+            deadline, text, before = time.monotonic() + 2, "", None
+            while (
+                text != before or text[-1:] != "\n"
+            ) and time.monotonic() < deadline:  # written line by line
+                time.sleep(0.03)
+                before, text = text, path.read_bytes()[seen:].decode(errors="replace")
+            return [line.strip() for line in text.splitlines() if line.strip().startswith("File")]
         except OSError:
             return []  # the rank has ended, or its folder was deleted
 

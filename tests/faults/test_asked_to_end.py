@@ -1,5 +1,6 @@
 """A training run that is asked to end: the newest step is saved, one sentence says so, and nothing is left."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -59,7 +60,8 @@ def send(running: Marked, name: str, to: str) -> None:
     """Send a signal to the main process, to all of its process group, or to rank 1."""
     number = getattr(signal, name)
     if to == "the group":
-        os.killpg(running.process.pid, number)
+        with contextlib.suppress(ProcessLookupError):  # of a second signal: all may be gone by then
+            os.killpg(running.process.pid, number)
     else:
         os.kill(ranks(running)[1] if to == "a rank" else running.process.pid, number)
 

@@ -132,7 +132,7 @@ def test_ctrl_c_once_or_twice_close_together_ends_a_script_and_its_ranks(script,
 def test_an_interrupt_of_the_first_launch_is_only_a_keyboard_interrupt(script):
     """Ctrl-C reaches every process of a terminal, also those that are being started."""
     for early in (0.0, 0.3, 1.0):
-        running = script(how=LIVE)
+        running = script(BLOCKED, LIVE)
         until(lambda running=running: running.folders())
         time.sleep(early)
         for pid in (*running.others(), running.process.pid):
