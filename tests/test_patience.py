@@ -26,6 +26,7 @@ from gpt2lab.planner import (
 )
 from gpt2lab.planner.problem import find_cluster, gpt2_layers
 from gpt2lab.reference import CONFIG, serial_run
+from gpt2lab.schedules import check, make
 from gpt2lab.schedules.terapipe import best_slices
 from gpt2lab.sharding.gpt2 import captured_gpt2
 from gpt2lab.sharding.named import legal_layouts
@@ -57,6 +58,7 @@ LONG = {  # where `patiently` stands: what goes through it
     "placement._Search": lambda: placement.branch_and_bound(PLACING),
     "reinforce.reinforce": lambda: reinforce.reinforce(PLACING, rounds=2),
     "scale.run_rounds": lambda: scale.collective("ring", 4, 64, scale.Fabric()),
+    "play.Player": lambda: check(make("1f1b", 2, 8)),
     "search.exhaustive": planned("every pipeline"),
     "search.mcmc": planned("MCMC (FlexFlow)"),
     "tofu.LinkChain": lambda: LinkChain(captured_gpt2(NANO, 2, 4)).recursive("x"),

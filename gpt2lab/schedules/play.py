@@ -4,10 +4,11 @@
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 
 from ..machine.arguments import checked
+from ..machine.patience import patiently
 from .schedule import KINDS, Op, Schedule
 from .timeline import Cost, TimedOp, Timeline, exact_ratio
 
@@ -105,15 +106,23 @@ class Player:
 
     def run(self) -> tuple[tuple[TimedOp, ...], ...]:
         """Play all ranks to their ends; returns their rows, or raises ScheduleError: what each rank waits for."""
-        awake = list(range(self.schedule.ranks))
-        while awake:
-            awake += self.advance(awake.pop())
-            awake = awake or self.part_blocks()
+        for _ in patiently(self._played(), "operations of a schedule", sum(map(len, self.schedule.orders))):
+            pass
         if stuck := [line for rank in range(self.schedule.ranks) if (line := self._stuck(rank))]:
             raise ScheduleError(
                 f"Deadlock: {', '.join(stuck)}. Run what is waited for earlier, or allow more buffers."
             )
         return tuple(map(tuple, self.rows))
+
+    def _played(self) -> Iterator[int]:
+        """Run whichever rank can go on, until none can; yields once for each operation that has run."""
+        awake = list(range(self.schedule.ranks))
+        while awake:
+            rank = awake.pop()
+            before = len(self.rows[rank])
+            awake += self.advance(rank)
+            yield from range(before, len(self.rows[rank]))
+            awake = awake or self.part_blocks()
 
     def advance(self, rank: int) -> list[int]:
         """Run one rank until it must wait; returns the ranks that may continue now."""
