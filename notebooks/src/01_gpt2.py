@@ -169,7 +169,7 @@ table(rows, ["model", "parameters", "token embedding", "blocks", "blocks %"])
 guess.beside(", ".join(name for name, *_, percent in rows if percent < 50), "computed")
 
 # %% [markdown]
-# In nano and mini every rank would still hold the embedding, 80 % and more of the model. In gpt2-xl that is 5 %.
+# In nano and mini every rank would still hold the embedding, most of the model. In gpt2-xl that is 5 %.
 #
 # ## Fresh weights
 #
@@ -359,7 +359,7 @@ print("phases:", " ".join(name[0] for name in phases))
 show(
     timeline(trace.merge([trace.spans()]), clock="measured"),
     "measured",
-    "four steps of one process; backward takes about twice as long as forward.",
+    "four steps of one process; backward has twice the operations of forward, and takes two to four times as long.",
     "A timeline of one rank: forward, backward, update, four times",
 )
 
@@ -479,8 +479,13 @@ whole = model(ids)[:, -1]
 first = model(ids[:, :-1], torch.arange(len(prompt) - 1), cache=cache)
 last = model(ids[:, -1:], torch.tensor([len(prompt) - 1]), cache=cache)[:, 0]
 print("logits with and without cache differ by less than 1e-12:", bool((whole - last).abs().max() < 1e-12))
-slow, fast = (generate(model, [prompt], 20, cache=c, seed=1)[0] for c in (False, True))
-print("same 20 tokens:", slow == fast, "| positions computed:", sum(range(4, 24)), "without,", 4 + 19, "with")
+computed, texts = {True: [], False: []}, []
+for cached, seen in computed.items():
+    hook = model.wte.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0].numel()))
+    texts.append(generate(model, [prompt], 20, cache=cached, seed=1)[0])
+    hook.remove()
+counts = f"{sum(computed[False])} without, {sum(computed[True])} with"
+print("same 20 tokens:", texts[0] == texts[1], "| positions computed:", counts)
 
 # %% tags=["measured"]
 show(
@@ -493,10 +498,10 @@ show(
 )
 
 # %% [markdown]
-# llm.c also computes B rows and uses one. A *batch* of prompts decodes together. And in a pipeline of p stages a
-# token passes one stage after the other; with N *streams*, groups of rows in turn, a stage works on one while others
-# hold the rest: idle max(0, (p - N) / p) of the time instead of (p - 1) / p. Ranks of tensor parallelism (lesson 06)
-# share each token. On two live ranks:
+# llm.c also computes B rows and uses one. A *batch* of prompts decodes together. And in a pipeline of p stages a token
+# passes one stage after the other; with N *streams*, groups of rows in turn, a stage works on one while others hold the
+# rest: with equal stages idle max(0, (p - N) / p) of the time instead of (p - 1) / p. Ranks of tensor parallelism
+# (lesson 06) share each token. On two live ranks:
 
 # %%
 prompts = [
@@ -536,8 +541,8 @@ table(
 print(f"a step of 4 rows takes {4e3 / rates[1]:.1f} ms, one of 16 rows {16e3 / rates[2]:.1f} ms")
 
 # %% [markdown]
-# (Above, the fastest of four runs; here one, with the prompt, in a new process.) Where few rows take as long as many,
-# more streams are slower.
+# (Here one run, above the fastest of four.) nano's second stage is the head alone, seven times the first: more streams
+# only cost.
 #
 # ## Files
 #
@@ -1018,8 +1023,8 @@ def cache_bytes(layers, width, batch, tokens, each):
 # **6. A puzzle: what to keep.** Keep all 16 B T C numbers of a block, or its input alone? There is something
 # between: what is not kept is rebuilt in backward, once, by the operations in the table (norms and gelu cost next
 # to nothing). There is room for 8 B T C, the input included. What do you keep, for T tokens and C = 768? The
-# score is the rebuilding at T = 256, 1024 and 8192 together. One answer for all three does not pass. (x2 is the
-# stream after attention, wide what goes into the gelu.)
+# score is the rebuilding at T = 256, 1024 and 8192 together, in C² operations a token; at most 16 pass. One answer for
+# all three does not. (x2 is the stream after attention, wide what goes into the gelu.)
 
 
 # %% tags=["exercise"]

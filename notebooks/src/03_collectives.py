@@ -572,7 +572,7 @@ show(
     plots.sweep_figure([row for row in swept if row["ranks"] == 4], models),
     "measured",
     "three ways to all-reduce on four ranks: time, bus bandwidth, below predicted over measured. Full marks "
-    "were fitted, hollow ones predicted.",
+    "were fitted, hollow ones predicted. Ranks share one memory, no message has its own link: the ring never wins.",
     "Three panels over bytes: times with dashed fits, bus bandwidth that rises to a plateau, ratios around one",
 )
 rows = []
@@ -644,23 +644,24 @@ def ring_seconds():
 # %%
 def topology(rank, world_size):
     import time
+    from itertools import pairwise
 
     axis, found = Mesh(dp=world_size)["dp"], {}
     slow, fast = paced.Link(0.02, 1e8), paced.Link(0.001, 1e9)
     x = torch.ones(1000)
-    for name in ("ring", "hierarchical"):
+    for name in ("ring", "hierarchical"):  # a flat ring crosses the slow links in 6 steps, the hierarchy in 2
+        times = [time.perf_counter()]
         with paced.use(paced.Network(slow, inside=fast, node=2)):
-            ALL_REDUCE[name].all_reduce(x, axis)
-            start = time.perf_counter()
-            ALL_REDUCE[name].all_reduce(x, axis)
-            found[name] = time.perf_counter() - start
+            for _ in range(3):
+                ALL_REDUCE[name].all_reduce(x, axis)
+                times.append(time.perf_counter())
+        found[name] = min(end - start for start, end in pairwise(times))
     return found
 
 
 seconds = launch(topology)
 slowest = {name: max(s[name] for s in seconds) for name in seconds[0]}
-print("Paced: the flat ring crosses slow links in 6 steps, the hierarchy in 2.")
-print("hierarchical is faster:", slowest["hierarchical"] < slowest["ring"])
+print("paced: hierarchical is faster:", slowest["hierarchical"] < slowest["ring"])
 
 # %% [markdown]
 # ## The deadlock lab

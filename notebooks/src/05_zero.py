@@ -102,7 +102,7 @@ show(
 #
 # Why a second copy of each weight? bfloat16 has 8 significant bits: between 256 and 512 it knows only even numbers. A
 # small number added to a large one is *lost*, and so are Adam's small updates of bfloat16 weights. Added to a float32
-# **master copy** they add up; the model computes with the copy rounded to bfloat16. Twenty live steps:
+# **master copy** they add up; the model computes with the copy rounded to bfloat16. Live, 25 steps:
 
 # %%
 ways = {

@@ -156,8 +156,8 @@ show(
 )
 
 # %% [markdown]
-# GPT-2's batches have far more than 4 C tokens: cutting matrices sends *more*. It is done because weights, gradients
-# and Adam's moments are cut too: larger models fit.
+# GPT-2's batches had half a million tokens, far more than 4 C: cutting matrices sends *more*. It is done because
+# weights, gradients and Adam's moments are cut too: larger models fit.
 #
 # ## f and g are conjugate
 #

@@ -15,7 +15,7 @@ from .instruments import trainer_by
 RECIPE = Recipe("adamw", lr=2e-4, weight_decay=0.0, clip=None)
 
 
-def train(rank: int, world_size: int, text: str, dtype: torch.dtype, steps: int = 20):
+def train(rank: int, world_size: int, text: str, dtype: torch.dtype, steps: int = 25):
     """Losses of `steps` updates of a plan with weights of a type, and the share of weights that the updates moved.
 
     `zero` keeps float32 master weights where `dtype` is narrower; a plan without it updates the narrow weights.
