@@ -214,14 +214,21 @@ rows = []
 for layers in (2, 4, 6, 10):
     larger = lab.problem(50e6, layers=layers, cuts=("sample", "parameter"))
     goal = PLANNERS["Alpa"].plan(larger)
-    walks = [Planner(search.soap, search.everything, search.mcmc(2000, seed=s)).plan(larger) for s in range(5)]
+    walks = [
+        Planner(search.soap, search.everything, search.mcmc(2000, seed=s)).plan(larger) for s in range(5)
+    ]
     within = ([n for n, seconds in w.trace if seconds <= 1.05 * goal.seconds] + [math.inf] for w in walks)
     steps = statistics.median(first for first, *_ in within)
     best = statistics.median(w.seconds for w in walks) / goal.seconds
     rows.append((layers, goal.evaluations, steps if steps < math.inf else "not in 2,000", best))
 table(
     rows,
-    ["operators", "Alpa's evaluations", "MCMC within 5 % after (median of 5)", "MCMC's best / Alpa's (median)"],
+    [
+        "operators",
+        "Alpa's evaluations",
+        "MCMC within 5 % after (median of 5)",
+        "MCMC's best / Alpa's (median)",
+    ],
 )
 
 # %% [markdown]
