@@ -719,14 +719,15 @@ show(
 )
 
 # %% [markdown]
-# The *order* is nearly right (rank correlation 0.903<!--above-->), and that is what a planner needs most: the plan that
-# it chooses takes 1.04<!--above--> times as long as the best one measured. The median error is 0.105<!--above-->. What
-# it takes: ranks share the cores; a sum amid work waits until other ranks have woken up; adding the gradients of one
-# more micro-batch passes the whole embedding through memory; and a core that works alone is faster than one of many.
+# The *order* is nearly right (rank correlation 0.903<!--above-->), and that is what a planner needs most: the plan it
+# chooses takes 1.04<!--above--> times as long as the best measured. The median error is 0.105<!--above-->. What the
+# model must know for that: ranks share the cores; a sum amid work waits until other ranks have woken up; adding the
+# gradients of one more micro-batch passes the whole embedding through memory; and a core that works alone is faster
+# than one of many.
 #
-# No stopwatch is needed for memory, only the allocator's count: the largest error is 0.004<!--above-->. Stages 2 and 3
-# of ZeRO need care there: while a micro-batch's gradient of the embedding is still being summed, the next one already
-# gathers the embedding's weights.
+# Memory needs no stopwatch, only the allocator's count: the largest error is 0.004<!--above-->. Stages 2 and 3 of ZeRO
+# need care there: while a micro-batch's gradient of the embedding is still being summed, the next one already gathers
+# the embedding's weights.
 #
 # ## Drill
 #
