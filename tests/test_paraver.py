@@ -1,11 +1,13 @@
 """What is written for Paraver, read back by a parser that knows the format and none of our code."""
 
+import tempfile
 from collections import Counter
 
 import pytest
 from task_cases import made
 from test_tasks_live import train
 
+from gpt2lab.lessons.labs.tasks import write_traces
 from gpt2lab.plots.paraver import STATES, TASK, Message, messages_between, save_paraver
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.trace import Span
@@ -95,6 +97,18 @@ def test_messages_of_a_run_on_ranks_are_those_that_were_counted(pools, tmp_path)
     blocks = 4 * 2 * 2  # of rows, in layers, in steps; the ranks' ring adds sums of gradients
     assert messages_of[1, 3] == messages_of[2, 1] == messages_of[3, 2] == blocks
     assert messages_of[1, 2] == messages_of[2, 3] == messages_of[3, 1] > blocks
+
+
+def test_a_lesson_writes_its_traces_into_a_new_folder_each_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    spans = run_tasks(made().graph, 1)
+    folders = [write_traces([spans], [[]]) for _ in range(2)]
+    assert folders[0] != folders[1] and {f.suffix for f in folders[1].iterdir()} == {
+        ".json",
+        ".prv",
+        ".pcf",
+        ".row",
+    }
 
 
 def test_rows_are_named(tmp_path):

@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from gpt2lab.benchmarks.pipeline import REASONS, RIVALS, contest
 from gpt2lab.benchmarks.race import on_rank
+from gpt2lab.lessons.labs import schedules as labs
 from gpt2lab.lessons.labs.instruments import apart, trainer_by
 from gpt2lab.lessons.labs.instruments import built as built_by
 from gpt2lab.model import GPT2, GPT2Config
@@ -85,6 +86,12 @@ def messages_of_an_evaluation(rank, world_size):
     comm.clear_log()
     trainer.evaluate([example_batch(CONFIG, 7, 11)])
     return comm.traffic().get(("send", "pp"), (0, 0, 0))[2]
+
+
+def test_a_lesson_counts_the_sums_of_what_two_ranks_hold_beside_the_messages_of_stages(pools):
+    found, small = pools[2].run(labs.live, [make("chimera", 2, 8), make("1f1b", 2, 8)]), labs.SMALL
+    summed = [8 * small.parameters, 8 * small.vocab_size * small.n_embd]
+    assert [[sums for *_, sums, _, _ in of_rank] for of_rank in found] == [summed, summed]
 
 
 def test_an_evaluation_waits_for_all_that_it_sends(pools):

@@ -102,7 +102,7 @@ class LinkChain:
         return cost
 
     def cost(self, choices: list[Choice], mesh: Mesh) -> float:
-        """An upper bound of the bytes that all ranks send for the whole chain, which the program itself may undercut.
+        """Bytes that all ranks send for the whole chain, each link priced alone; the program may send less, or more.
 
         A border is priced as if the link before it first completed its sums; `partition` may go from a sum directly
         to the layout behind the border. Where all links are cut alike it is exact: compare `bytes_of_all(program)`.

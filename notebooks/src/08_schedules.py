@@ -34,8 +34,8 @@ from gpt2lab.verify import verify
 # %% [markdown]
 # ## A schedule is data
 #
-# `2F0` is the forward of micro-batch 0 through stage 2, `2B0` its backward. That is PyTorch's own notation, and a
-# table in it can be read and written. Before a schedule runs it is **checked**: is everything there once, can it
+# `2F0` is the forward of micro-batch 0 through stage 2, `2B0` its backward. That is PyTorch's notation; a table in it
+# can be read and written. Before a schedule runs it is **checked**: is everything there once, can it
 # finish, does it keep its promise of memory? Swap two entries and see. (`1I0`: the part of `1B0` that others wait for.)
 
 # %%
@@ -93,8 +93,8 @@ for m in (6, 7, 8):
 # %% [markdown]
 # Six micro-batches idle 26.5 %<!--above--> of the time instead of 20.0 %<!--above-->.
 #
-# There is a simpler order over the same chunks: *breadth-first* (Lamy-Poirier 2023) sends all micro-batches through
-# one chunk, then all through the next, as GPipe would. The bubble is the same, and each rank needs the weights of
+# A simpler order: *breadth-first* (Lamy-Poirier 2023) sends all micro-batches through one chunk, then all through the
+# next, as GPipe would. The bubble is the same, and each rank needs the weights of
 # only one chunk at a time, which suits sharded weights; but like GPipe it holds everything.
 #
 # ## Zero bubble: why split the backward?
@@ -320,9 +320,9 @@ show(
 # Keep **two copies** of the model, one running down the ranks and one up: where one direction waits, the other works.
 # Rank r holds stage r of one and stage p - 1 - r of the other. After the step both copies' gradients are summed.
 # Chimera (Li & Hoefler 2021) lays two 1F1B pipelines over each other: give one the even slots of time on each rank and
-# the other the odd ones, and they never meet (then every box moves forward as far as it can). Its bubble is (p - 2) /
-# (2m + p - 2) if the even p divides m and forward and backward take equally long: 11 % for p = 4,
-# m = 8. With a backward of two forwards, as in the table at the end, it is larger.
+# the other the odd ones, and they never meet (then every box moves forward). Its bubble is (p - 2) / (2m + p - 2) if
+# the even p divides m and forward and backward take equally long: 11 % for p = 4, m = 8. With a backward of two
+# forwards, as in the table at the end, it is larger.
 
 # %%
 t = simulate(make("chimera", 4, 4), Cost(backward=1))
@@ -543,28 +543,31 @@ for schedule, on_ranks in zip(every, zip(*four.run(lab.live, every), strict=True
         simulate(schedule, Cost(share, share, share)),
         int(max(map(schedule.weights, range(4)))),
     )
-    held, waiting, messages, sizes, errors, _ = zip(*on_ranks, strict=True)
+    held, waiting, messages, sizes, sums, errors, _ = zip(*on_ranks, strict=True)
     held, waiting = ([float(n * share) for n in of_ranks] for of_ranks in (held, waiting))
     bubbles, listed = (timeline.bubble, timeline.span_bubble), lambda ns: "\u00a0".join(f"{n:g}" for n in ns)
-    sent, equal = (sum(messages), sum(sizes) // 1024), "equal" if max(errors) < 1e-10 else "DIFFERS"
+    sent = sum(messages), sum(sizes) // 1024, sum(sums) // 1024
+    equal = "equal" if max(errors) < 1e-10 else "DIFFERS"
     row = schedule.name, *(f"{b:.1%}" for b in bubbles), f"{weights}x", listed(held), listed(waiting)
     rows.append((*row, *sent, equal))
     points.append((schedule.name, *map(float, bubbles), max(held), weights, sum(sizes) / 1024))
-words = "schedule, bubble, span, weights, held, for W, sent, KiB, gradients"
+words = "schedule, bubble, span, weights, held, for W, sent, KiB, sums KiB, gradients"
 table(rows, words.split(", "))
 
 # %%
 show(
     plots.side_by_side(points, "4 ranks, 8 micro-batches"),
     "simulated",
-    "bubbles simulated for equal times; activations (in shares of one rank and micro-batch) and KiB counted live.",
+    "bubbles simulated for equal times; activations (in shares of one rank and micro-batch) and KiB sent between "
+    "stages counted live.",
     "Four columns of bars for twelve schedules: bubble, peak activations, weights, KiB sent",
 )
 
 # %% [markdown]
-# No row is best in every column. GPipe, breadth-first and TeraPipe hold everything. Interleaved and breadth-first send
-# most. Chimera and DualPipe store the weights twice. Of those with one copy only ZB-V is best in both bubbles, as long
-# as the three times are equal.
+# No row is best in every column. GPipe, breadth-first and TeraPipe hold everything. Between stages interleaved and
+# breadth-first send most. Chimera and DualPipe store the weights twice, and sum the gradients of both copies, the
+# others at most the embedding's. Of those with one copy only ZB-V is best in both bubbles, while the three times are
+# equal.
 #
 # ## A puzzle: design your own
 #

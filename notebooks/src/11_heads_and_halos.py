@@ -13,6 +13,7 @@
 # %% tags=["setup"]
 import statistics
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -41,6 +42,7 @@ from gpt2lab.verify import verify
 
 # %% tags=["setup"]
 torch.set_default_dtype(torch.float64)
+alike = partial(torch.allclose, rtol=0, atol=1e-12)
 torch.manual_seed(0)
 pool = {n: Ranks(n) for n in (2, 3, 4, 6)}  # live ranks, started when first used
 
@@ -80,7 +82,7 @@ for n, qkv in ((2, (q, k, v)), (3, (q, k, v)), (4, torch.randn(3, 1, 8, 37, 4)))
     serial.square().sum().backward()
     want = [serial.detach(), *(x.grad for x in leaves)]
     found = pool[n].run(heads_by_hand, *qkv)
-    same = all(torch.allclose(got, w[:, :, f[0]]) for f in found for got, w in zip(f[2:], want, strict=True))
+    same = all(alike(got, w[:, :, f[0]]) for f in found for got, w in zip(f[2:], want, strict=True))
     print(f"{n} ranks own {[len(f[0]) for f in found]} tokens:", end=" ")
     print(f"output and gradients equal serial attention: {same}; sent forward {[f[1] for f in found]}")
 
@@ -253,8 +255,8 @@ for w in (3, 10):
         q[:, :, t : t + 1], *(x[:, :, max(0, t - w) : t + 1] for x in (k, v))
     )
     loop, windowed = torch.cat([one(t) for t in range(11)], 2), causal_attention(q, k, v, at, w)
-    plain = torch.allclose(windowed, causal_attention(q, k, v, at))
-    print(f"window {w:2}: equal to the loop: {torch.allclose(loop, windowed)}, to plain attention: {plain}")
+    plain = alike(windowed, causal_attention(q, k, v, at))
+    print(f"window {w:2}: equal to the loop: {alike(loop, windowed)}, to plain attention: {plain}")
 
 # %% [markdown]
 # Information still travels far: w tokens a layer, so L layers see w L back.
@@ -659,10 +661,8 @@ for n, tokens, batch, masked in ((3, 11, 1, True), (4, 37, 3, True), (3, 11, 3, 
     want = windowed(*leaves, 2)
     want.backward(grad)
     found = pool[n].run(block_by_hand, x, weight, 2, grad, masked)
-    equal = [
-        all(torch.allclose(f[i], w[:, f[0]]) for f in found) for i, w in ((1, want), (2, leaves[0].grad))
-    ]
-    equal += [torch.allclose(found[0][i], leaves[1].grad) for i in (4, 3)]
+    equal = [all(alike(f[i], w[:, f[0]]) for f in found) for i, w in ((1, want), (2, leaves[0].grad))]
+    equal += [alike(found[0][i], leaves[1].grad) for i in (4, 3)]
     words = zip(("y", "dX", "dW summed", "dW of rank 0 alone"), equal, strict=True)
     print(f"{n} ranks, batch {batch}, {'window' if masked else 'no mask'}:", end=" ")
     print(", ".join(f"{a} {b}" for a, b in words))
@@ -716,7 +716,8 @@ show(
     plots.anemoi(40_320, 1024, 512, 16),
     "computed",
     "a layer at the weather model's size (40,320 points, width 1024; window 512 is our guess): left, one exchange over "
-    "the GPUs; right, what a halo costs over the link's speed, at 0.59 of an H100's peak (lesson 19).",
+    "the GPUs, at 50 GB/s and 10 us a message; right, what a halo costs over the link's speed, at 0.59 of an H100's "
+    "peak (lesson 19).",
     "Left a falling and a level line of time, halos lowest; right a falling line that crosses two flatter ones",
 )
 
@@ -830,7 +831,7 @@ serial = F.scaled_dot_product_attention(*leaves, attn_mask=lab.NEIGHBOURS)
 serial.backward(sets[3])
 want = [serial.detach(), *(x.grad for x in leaves)]
 found = pool[3].run(lab.attend_on_a_graph, parts, *sets)
-same = all(torch.allclose(got, w[f[0]]) for f in found for got, w in zip(f[3:], want, strict=True))
+same = all(alike(got, w[f[0]]) for f in found for got, w in zip(f[3:], want, strict=True))
 print(f"y, dQ, dK, dV equal dense masked attention: {same}")
 print(f"rows lent {[f[1] for f in found]}, sent there and back {[f[2] for f in found]}")
 

@@ -66,8 +66,8 @@ torch.set_default_dtype(torch.float64)
 config = replace(CONFIG, experts=Experts(8, 2, balance=0.0))
 moe, x = Mixture(config, 0), torch.randn(3, 11, 24)
 by_hand = plain(x.flatten(0, 1), moe.router.weight, moe.experts.values(), 2).view_as(x)
-print("plain loop equals the package:", torch.allclose(by_hand, moe(x), atol=1e-12))
-print("and the package's own loop:   ", torch.allclose(looped(moe, x), moe(x), atol=1e-12))
+print("plain loop equals the package:", torch.allclose(by_hand, moe(x), rtol=0, atol=1e-12))
+print("and the package's own loop:   ", torch.allclose(looped(moe, x), moe(x), rtol=0, atol=1e-12))
 
 # %% [markdown]
 # That is E / k times the work needed. So *sort* all pairs (token, expert) by expert, and do one product an expert on
@@ -91,7 +91,7 @@ def grouped(x, router, experts, k):
 
 
 y, counts = grouped(x.flatten(0, 1), moe.router.weight, moe.experts.values(), 2)
-print("grouped equals the loop:", torch.allclose(y.view_as(x), by_hand, atol=1e-12))
+print("grouped equals the loop:", torch.allclose(y.view_as(x), by_hand, rtol=0, atol=1e-12))
 print("rows of each expert:", counts.tolist(), "sum", int(counts.sum()), "= 33 tokens x 2")
 
 # %% [markdown]
@@ -459,7 +459,7 @@ show(
 # ## Experts on other ranks
 #
 # With n ranks on the axis `ep`, rank r holds experts r E/n to (r+1) E/n - 1 of every mixture. The ranks are neighbours
-# on the data axis, so each has its own rows of the batch. All else is data-parallel as before; only the experts'
+# on the data axis, so each has its own rows of the batch. All else is data-parallel; only the experts'
 # gradients are summed over fewer replicas, dp / ep of them (axis `edp`).
 #
 # The rows, sorted by expert, are sorted by rank too. So: tell every rank how many rows will come, send the rows,
@@ -696,7 +696,7 @@ print("gradients equal to the last bit:", len(gradients) == 1)
 
 # %% [markdown]
 # Half the messages, 40<!--above--> for 80<!--above-->, and the same bytes; equal to the last bit, since the rows
-# arrive in the same order. Programs such as DeepEP save bytes too: a *token* whose experts share a machine crosses
+# arrive in the same order. DeepEP saves bytes too: a *token* whose experts share a machine crosses
 # once, and is copied there. 256 experts on eight machines, k = 8, even choices; DeepSeek-V3 lets a
 # token ask at most four machines.
 
@@ -767,7 +767,7 @@ for room, what in ((0, "in order"), (3, "12 places")):
     )
     pairs = [(torch.cat(outputs), y), (torch.cat([g.pop("x") for g in grads]), x.grad)]
     pairs += [(g, right[name]) for mine in grads for name, g in mine.items()]
-    same = all(torch.allclose(a, b, atol=1e-12) for a, b in pairs)
+    same = all(torch.allclose(a, b, rtol=0, atol=1e-12) for a, b in pairs)
     busiest = f"{max(computed) / (sum(computed) / 4):.2f}"
     rows.append((what, computed, busiest, same, *(f"{sum(part):,}" for part in zip(*sent, strict=True))))
 print("rows of each expert:", *load[0], "; experts of the ranks:", *copies.dealt(load[0], 4, 3))
@@ -779,8 +779,8 @@ table(rows, [*header, "bytes: weights, once", "rows", "gradients, each step"])
 #
 # **A puzzle, with a score.** A rank has room for three experts, copies or not;
 # its rows stay if their expert is at home; else that expert's copies share them evenly. A layer takes a unit for each
-# row of the busiest rank, and two for each on the busiest link (one a rank, both ways at once). In
-# order, without copies, it takes 1,632; at most 900 pass.
+# row of the busiest rank, and two for each on the busiest link (one a rank; the larger of the rows that leave and those
+# that come counts). In order, without copies, it takes 1,632; at most 900 pass.
 
 
 # %% tags=["exercise"]
@@ -995,22 +995,22 @@ for habit, kinds in launch(lab.habits, ranks=2, echo=False)[0].items():
 #
 # For one row, forward and backward, an expert of w matrices of C H numbers does 6 w C H flops: w = 2 as in GPT-2, 3
 # where it is gated (Mixtral, DeepSeek). Its row travels four times, C numbers of e bytes, (n-1)/n of which leave the
-# rank. The width C cancels: only H counts.
+# rank, or the box, of n. C cancels: only H counts.
 #
 # $$\frac{\text{wire time}}{\text{compute time}}=
 # \frac{n-1}{n}\cdot\frac{4\,e}{\text{wire bytes/s}}\cdot\frac{\text{flop/s}}{6\,w\,H}$$
 #
 # | machine | flop/s a rank, at peak | bytes/s a rank | source |
 # |---|---|---|---|
-# | this laptop, 2 ranks | 5e10 | 2e9 | lesson 02's order of magnitude |
+# | a laptop, 2 ranks | 6e10 | 4e9 | lesson 06's round numbers |
 # | 8 H100 in one box | 989e12 | 450e9 | NVIDIA's data sheet: 1,979 TFLOP/s if sparse, 900 GB/s both ways |
-# | 64 H100 over a network | 989e12 | 50e9 | DeepEP's README: ConnectX-7, 400 Gbit/s a GPU |
+# | 64 H100 in 8 boxes | 989e12 | 50e9 | DeepEP's README: ConnectX-7, 400 Gbit/s a GPU |
 
 # %%
 machines = {
-    "this laptop, 2 ranks": (5e10, 2e9, 2, 4),
+    "a laptop, 2 ranks": (6e10, 4e9, 2, 4),
     "8 GPUs, NVLink": (989e12, 450e9, 8, 2),
-    "64 GPUs, network": (989e12, 50e9, 64, 2),
+    "8 boxes of 8, network": (989e12, 50e9, 8, 2),
 }
 for name, (flops, wire, n, element) in machines.items():
     border = [4 * element * (n - 1) / n / wire * flops / (6 * w) for w in (2, 3)]
@@ -1019,13 +1019,12 @@ show(
     plots.pays(machines),
     "computed",
     "wire time per compute time of a gated expert (w = 3), from the formula above.",
-    "Three falling lines against the hidden width: a laptop lowest, 8 GPUs, 64 GPUs over a network highest",
+    "Three falling lines against the hidden width: a laptop lowest, 8 GPUs, 64 GPUs in 8 boxes highest",
 )
 
 # %% [markdown]
-# On the network even wide experts wait: at peak, below H = 8,654<!--above--> (gated) the wire decides, in one box below
-# 855<!--above-->. So a token is sent to few machines (DeepSeek-V3: four), in two hops, and computing runs beside
-# it.
+# On the network even wide experts wait: at peak, below H = 7,692<!--above--> (gated) the wire decides, in one box below
+# 855<!--above-->. So a token goes to few machines, in two hops, and computing runs beside it.
 #
 # And without `ep`? Every rank holds all experts and sums their gradients: 2 (n-1)/n * E * w C H numbers
 # a step, whatever the tokens. With `ep` = n it is 4 (n-1)/n k C numbers a token. They are equal at

@@ -3,7 +3,7 @@
 #
 # **The one-minute version.** Inside one process the cores share memory, so nothing needs to be sent. Still about half
 # of them may be idle. The usual way, *fork-join*, cuts every loop among the threads and lets all of them
-# meet at its end, thousands of times in a step. The other way is to let each piece of work, a **task**, say which
+# meet at its end, hundreds of times in a step. The other way is to let each piece of work, a **task**, say which
 # part of which tensor it reads and writes. From that the order follows by itself, with no edge too many, and a task
 # runs as soon as what it needs is there. The same graph runs again in every
 # iteration, holds messages between ranks as tasks like any other, and lets a rank that waits lend its cores.
@@ -60,9 +60,9 @@ for name, seconds in {"sequential": 35.0, "OpenMP": 1.430, "OpenMP over nOS-V": 
 table(rows, ["an iteration (BSC's wiki)", "time", "speed-up", "efficiency", "serial share (Karp-Flatt)"])
 
 # %% [markdown]
-# (*nOS-V*: a library through which processes share one scheduler.)
-# The trace showed "nearly half of the threads working simultaneously". Here is the same on two workers. (torch releases
-# Python's lock, so threads do compute at the same time.)
+# (*nOS-V*: a library through which processes share one scheduler. The wiki's own 24.7 and 21.8: lesson 02.)
+# The trace showed "nearly half of the threads working simultaneously". The same on two workers (torch releases
+# Python's lock, so threads do compute at the same time):
 
 
 # %%
@@ -402,7 +402,7 @@ explore(
     ),
     "paced",
     "block size against parallelism, overhead, time: {cores} virtual cores, {ms} ms of work; and 2 cores, measured.",
-    "Three panels over the block size: parallelism and overhead fall, time has a minimum",
+    "Three panels over the block size: parallelism and overhead fall, the paced time has a minimum",
     cores=(2, 16, 8),
     ms=(100, 400, 200),
 )
@@ -549,8 +549,8 @@ path = [t.name for t in judge.critical_path(tasks.graph, lambda task: took[task.
 show(
     plots.workers(spans, "The same tasks, each as soon as it can; outlined: the critical path", path),
     "measured",
-    "no barrier: gradients of weights (yellow) and updates fill what the chain of the backward leaves free. The "
-    "iteration need not be shorter: a task takes longer while another computes beside it.",
+    "no barrier: two blocks keep both workers busy; gradients of weights (yellow) and updates, for which nobody waits, "
+    "come last, on both. The iteration need not be shorter: a task takes longer while another computes beside it.",
     "Two rows of coloured bars with few gaps; a line joins the outlined bars of the critical path",
 )
 
@@ -823,7 +823,6 @@ for name, spans in seen.items():
 
 # %% [markdown]
 # Blocking, workers are orange while messages travel; as tasks, messages lie in a row of their own, and workers go on.
-# (Computing for real, two cores gain nothing: messages compete for them.)
 #
 # In the third run each rank has half of every *sequence*: rank 0 sends its keys and values to rank 1; backward, their
 # gradients return. Blocking, this would hang: receives, ready from the start, would hold all workers of rank 0.
@@ -976,8 +975,9 @@ for r in (1, 2, 4, 8, 16):
 table(rows, ["ranks x CPUs (computed)", "step, at least", "sum of gradients", "together"])
 
 # %% [markdown]
-# Four ranks need at least 0.659 s<!--above--> where one needs 1.430 s<!--above-->. Rows limit them (B = 4 feeds four),
-# and the sum costs the same for any batch. Here, 1 x 2 against 2 x 1:
+# Four ranks need at least 0.584 s<!--above-->, with the whole sum 0.659 s<!--above-->, where one needs
+# 1.430 s<!--above-->. Rows limit them (B = 4 feeds four), and the sum costs the same for any batch. Here, 1 x 2 against
+# 2 x 1:
 
 
 # %%
@@ -1004,8 +1004,8 @@ show(
 # ## Traces for others
 #
 # The spans of every way of running open in https://ui.perfetto.dev and in Paraver:
-# `.prv` holds states (1), events (2) and messages (3). Of the last run, in the folder `gpt2lab-traces` among the
-# system's temporary files: open `tasks.json`.
+# `.prv` holds states (1), events (2) and messages (3). The last run's lie in `folder`, new among the system's temporary
+# files: open `tasks.json`.
 
 # %%
 folder = labs.write_traces([r[2] for r in ranks], [r[3] for r in ranks])

@@ -209,7 +209,7 @@ def costs(n, M):
 
 # %% [markdown]
 # `reshard` makes the change on live ranks. 7 rows on 4 ranks are 2, 2, 2, 1: all 16 pairs, there and back, exactly,
-# and the bytes of the calls that were made are the table's.
+# and the calls' bytes are the table's.
 
 # %%
 whole = torch.arange(35.0).view(7, 5)
@@ -237,7 +237,7 @@ print("right in value, gradient and bytes, of 16:", launch(all_pairs, ranks=4))
 # ### Backward: opposite, with R for P
 #
 # The gradient of a cut tensor is cut alike. The gradient of a partial sum is *whole* on each rank (every term
-# counts fully), and that of a replicated one replicated (lesson 06's I; its R, used differently, has P). So the way
+# counts fully), and that of a replicated one replicated (lesson 06's I; the gradient of its R is P). So the way
 # back from S0R to RR is a slice, and from RRP0 to S0R (a reduce-scatter) an all-gather: the price of the opposite
 # change, with RR for RRP0.
 #
@@ -349,8 +349,8 @@ def sum_over_both(x, x_axis, y_axis):
 # %% [markdown]
 # ## Operators say how they can be cut
 #
-# An operator is a lambda over indices (Tofu's idea), and the options follow from
-# looking at the expression: an index of the result cuts the result, an index of a sum leaves a partial sum.
+# An operator is a lambda over indices (Tofu's idea), and its options follow from the expression: an index of the result
+# cuts the result, an index of a sum leaves a partial sum.
 
 # %%
 rule = analyse(lambda A, B: lambda i, j: Sum(lambda k: A[i, k] * B[k, j]))
@@ -550,8 +550,8 @@ explore(
 )
 
 # %% [markdown]
-# All of them run on 2 x 2 ranks, forward and backward, equal to serial. Fewest bytes is not yet best: `{}` cuts nothing
-# and sends nothing, since every rank does all the work.
+# All 21 of the MLP run on 2 x 2 ranks, forward and backward, equal to serial. Fewest bytes is not yet best:
+# `{}` sends nothing, since every rank does all the work.
 
 # %%
 mlp, x = MLP(config).double(), torch.randn(3, 5, config.n_embd, requires_grad=True)
@@ -766,7 +766,7 @@ def next_round(operators, cut):
 
 
 # %% [markdown]
-# Three marks were enough for GPT-2. Find them again, by yourself: at most three, with * for "any layer".
+# Three marks were enough for GPT-2. Find them again: at most three, with * for "any layer".
 
 # %%
 h = "h.0.attn.c_attn.weight", "h.0.attn.c_proj.weight", "h.0.mlp.c_fc.weight"
@@ -888,11 +888,12 @@ show(
 # - **sequence**: keys and values are gathered, forward and again backward; their gradients reduce-scattered.
 #   Lesson 10's `kv`; all else as **batch**.
 # - **ZeRO-3**: 8 matrices of blocks are gathered twice, `wte` three times, 18 norms and biases once; gradients are
-#   reduce-scattered. The loss and the read rows of `wpe` are all-reduced.
+#   reduce-scattered. The loss and the read rows of `wpe` are all-reduced. Marks of weights have a lower *priority*:
+#   they spread after those of the batch.
 # - **ZeRO-1**: only AdamW's moments are marked. Then the gradient is wanted cut, the all-reduce becomes a
-#   reduce-scatter, and the new weights are gathered: the rewrite of lesson 05, found by the algebra.
+#   reduce-scatter, and the new weights are gathered: the rewrite of lesson 05.
 #
-# All run, and are equal to serial:
+# All run, equal to serial:
 
 # %%
 step = labs.adamw_step(config, 7, 11, RECIPES[1])  # with torch's AdamW: loss, norm, weights and moments
@@ -902,8 +903,8 @@ for name, one in made.items():
     print(f"{name:9} on {len(places(one.mesh))} ranks equals serial: {worst < 1e-12}")
 
 # %% [markdown]
-# How the graph is captured: `make_fx` runs loss and `autograd.grad` once on tensors without numbers and writes
-# down every operator. Backward is then ordinary operators.
+# `make_fx` captures the graph: it runs loss and `autograd.grad` once on tensors without numbers and writes down every
+# operator, backward's too.
 
 # %%
 show_source(Interpreter._change, Interpreter.run)
@@ -912,9 +913,8 @@ show_source(Interpreter._change, Interpreter.run)
 # ## Who places the marks? Tofu
 #
 # Tofu lets a program choose. GPT-2's graph becomes a chain: embedding, attention, MLP, ..., head, each with its
-# backward. Ranks are halved again and again; at each halving a dynamic program cuts every link along one dimension,
-# so that the links, and the changes of layout between them, send the fewest bytes. C is 24. Beside the chain's price
-# stands what the whole program sends:
+# backward. At each halving of the ranks a dynamic program cuts every link along one dimension, so that the links, and
+# the changes of layout between them, send the fewest bytes. C is 24. Beside the price stands what the program sends:
 
 # %%
 for rows_of_batch in (2, 7, 12):
@@ -942,11 +942,11 @@ one_each = [tofu.bytes_of_all(made[name]) for name in ("batch", "Megatron")]
 print(f"batch and Megatron send the same at {77 * one_each[0] / one_each[1]:.0f} tokens")
 
 # %% [markdown]
-# Few tokens: Megatron. Many: the batch. The whole model's border is at 64<!--above--> tokens; that of an MLP alone,
-# B T = 4 C = 96 (lesson 06), lies higher. So with 77 tokens, MLPs cut along ff and all else along the batch send less,
+# Few tokens: Megatron. Many: the batch. The whole model's border is at 64<!--above--> tokens; an MLP's,
+# B T = 4 C = 96 (lesson 06), is higher. So with 77 tokens, MLPs cut along ff and all else along the batch send less,
 # 245,392<!--above--> bytes against 250,384. The dynamic program does not see that: it prices a border as if
-# each link first completed its sums, where the partitioner goes directly to the next layout. Its prices are upper
-# bounds.
+# each link first completed its sums, where the partitioner goes directly to the next layout. Here no program sends more
+# than its price; with other cuts some do.
 #
 # At the second halving each half has fewer tokens, and of 77 it cuts all weights: the marks called *both* above. On
 # four ranks:
@@ -959,9 +959,9 @@ print(f"the cut that was found equals serial: {worst < 1e-12}")
 print(f"bytes: {tofu.bytes_of_all(found_cut):,}; batch over both axes {tofu.bytes_of_all(all_batch):,}")
 
 # %% [markdown]
-# **A puzzle, with a score.** You place the marks: a GPT-2 of one layer and 4 x 8 tokens, four ranks, of which each has
-# room for 30 % of the weights and half of the tokens. `"vocab:x, embd:y"` cuts
-# two dimensions. Let all ranks together send least. The marks called *both* send 117 KiB, and need room for 55 %.
+# **A puzzle, with a score.** You place the marks: a GPT-2 of one layer and 4 x 8 tokens, four ranks, each with room for
+# 30 % of the weights and half of the tokens. `"vocab:x, embd:y"` cuts two dimensions. Let all ranks together send
+# least. The marks called *both* send 117 KiB, and need room for 55 %.
 
 
 # %% tags=["exercise"]
@@ -1035,8 +1035,8 @@ def cheapest_marks():
 #
 # A mesh x, y, z for C = A B: x cuts the rows of C, y its columns, z the inner index. One axis alone is 1-D. x and y
 # are SUMMA, which broadcasts panels of A and B. z adds layers, each with its part of the inner index: a term of C.
-# As many layers as rows and columns is 3-D, fewer is 2.5-D. No algorithm can send less than the bound, whatever its
-# memory.
+# As many layers as rows and columns is 3-D, fewer is 2.5-D. No algorithm that makes all n³ products, evenly dealt, from
+# matrices dealt evenly once, sends less than the bound, whatever its memory.
 
 
 # %%

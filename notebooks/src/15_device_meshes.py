@@ -937,8 +937,10 @@ print(f"no bug, five other seeds: the loss curve differs by {min(apart):.1%} to 
 show(
     plots.bugs(runs, errors),
     "computed",
-    "five wrong runs: their loss curves, and the largest error of loss, gradients and norm at the first step.",
-    "Left, loss curves on top of each other; right, marks of gradient and norm errors far from the grey area of equal",
+    "five wrong runs: their loss curves, and the largest error of loss, gradients and norm at the first step, and of the "
+    "loss curve.",
+    "Left, loss curves on top of each other; right, marks of gradient and norm errors far from the grey area of equal, "
+    "except the first bug's gradient, which is equal",
 )
 
 # %% [markdown]
@@ -1147,7 +1149,8 @@ show(
 # The gradients themselves are right on every rank. The norm is the only number that adds over ranks what some
 # of them hold in common, and clipping then scales all steps alike: the curve just bends a little later.</details>
 #
-# <details><summary>5. A machine has 8 fast-linked GPUs; you have 4 machines and 12 heads. Which tp?</summary>
+# <details><summary>5. A machine has 8 fast-linked GPUs; you have 4 machines and 12 heads. What is the largest good tp?
+# </summary>
 # 4: it divides the heads, and two such groups fill a machine. 8 does not divide the heads, 6 leaves two GPUs
 # over, 12 crosses machines.</details>
 #

@@ -41,10 +41,10 @@ two, three = Ranks(2), Ranks(3)  # live ranks, started when first used
 # %% [markdown]
 # ## A graph, and devices
 #
-# One block of GPT-2, as the graph that a placer sees: 12 operators; an edge carries a result of (B, T, C), the MLP's
-# inner one of (B, T, 4 C). An operator of f operations takes launch + f / rate seconds, because small products run
-# below the full rate (lesson 02), and a message α + S β (lesson 03). Both are lines, so the same fit finds them. Here
-# is the processor that built this page, from square matrix products:
+# One block of GPT-2, as the graph that a placer sees: 11 operators and the input x, which is placed too; an edge carries
+# a result of (B, T, C), the MLP's inner one of (B, T, 4 C). An operator of f operations takes launch + f / rate
+# seconds, because small products run below the full rate (lesson 02), and a message α + S β (lesson 03). Both are
+# lines, so the same fit finds them. Here is the processor that built this page, from square matrix products:
 
 # %% tags=["measured"]
 fitted, products = lab.measured_device()
@@ -79,7 +79,7 @@ show(
     plots.placed(block.graph, alone, longest, path, "one device; thick: the critical path"),
     "simulated",
     "one block of GPT-2 forward, all of it on device 0.",
-    "A graph of 12 operators that is a chain except for q, k and v; below, one row of bars without gaps",
+    "A graph of x and 11 operators, a chain except for q, k and v; below, one row of bars without gaps",
 )
 print("critical path:", " ".join(names[n] for n in path))
 
@@ -219,8 +219,8 @@ def critical_path(times, edges):
 # **Branch and bound** walks through the placements operator by operator, and gives a part up wherever a lower bound
 # says that it cannot beat the best placement so far: when the part ends, plus the longest way from there.
 #
-# Brute force takes 59,049 simulations for ten operators on three devices; on two devices it is 1,024. The *parallel
-# block* of GPT-J has ten: its MLP reads what attention reads, so both can run at the same time.
+# Brute force takes 59,049 simulations for ten of them on three devices; on two devices it is 1,024. The *parallel
+# block* of GPT-J has ten, with x: its MLP reads what attention reads, so both can run at the same time.
 
 # %%
 pair = Cluster(2, device, laptop.network)
@@ -309,7 +309,7 @@ for name, (where, groups, parallel) in cases.items():
 #
 # What if the search does not know a bound, only how long a placement took? Mirhoseini et al. (2017) let a policy
 # draw placements and reward the fast ones. Theirs is a recurrent network; here it is a table of logits, whose softmax
-# gives each of 12 operators its chances on 3 devices. *REINFORCE with a baseline* updates it after every 16 draws:
+# gives each of them its chances on 3 devices. *REINFORCE with a baseline* updates it after every 16 draws:
 #
 # `logits += rate * mean((reward - baseline) * (chosen - chances))`
 #
@@ -343,7 +343,7 @@ guess.beside(sum(seconds < optimum.seconds * (1 + 1e-9) for seconds in found), "
 # from many graphs to place unseen ones (*Placeto*, 2019).
 #
 # A device's **memory** is limited. A placement that exceeds it is no placement; searches cut it off, and the
-# learner pays a penalty that grows with the excess. Where little fits, it finds little:
+# learner pays a penalty that grows with the excess. With seed 0, where little fits it finds little:
 
 # %%
 need = sum(block.memory)
@@ -501,7 +501,7 @@ show(
     "computed",
     "the slowest stage of every cut into three stages. The last stage should be the head alone; then three places "
     "of the other bound are equally good.",
-    "A triangle of 21 squares, lighter towards its lower edge; one on that edge is framed, one above is dashed",
+    "A triangle of 21 squares, lighter towards its lower edge; one on that edge is dashed, one above is framed",
 )
 show(
     plots.simulated_steps({f"{name} {c}": step_of(c) for name, c in both_ways.items()}),

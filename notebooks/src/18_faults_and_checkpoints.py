@@ -356,7 +356,7 @@ most_contradict = mine("which replica", odd_ones, replicas.odd_ones.right)
 sound, _ = pool[3].run(three_replicas, "nothing")[0]
 for where in ("a weight", "a local gradient"):
     held, size = pool[3].run(three_replicas, where)[0]
-    print(f"A bit of rank 1 flipped in {where}: {size:,} bytes sent; most contradict", most_contradict(held))
+    print(f"A bit of rank 1 flipped in {where}: {size:,} bytes; contradicted by most:", most_contradict(held))
     other = [name for name in sound[0] if held[0][name] != sound[0][name]]
     print(f"  on rank 0, {len(other)} of {len(sound[0])} tensors differ from those without the flip")
 

@@ -509,9 +509,9 @@ for name, curve in large.items():
     print(name, {n: f"{seconds:.0f} s" + ", too large" * (not fits) for n, (seconds, fits) in curve.items()})
 
 # %% [markdown]
-# By this prediction nothing beats ZeRO-3. (For that of 2021 it is up to 76 % too fast, see below.) Why do the largest
-# runs cut matrices and layers? With fewer rows than GPUs ZeRO-3 has nothing to deal out, and its gathers must be
-# hidden.
+# For 175B nothing beats ZeRO-3 by this prediction. (For that of 2021 it is up to 76 % too fast, see below.) Why do the
+# largest runs cut matrices and layers? With fewer rows than GPUs ZeRO-3 has nothing to deal out, and its gathers must
+# be hidden.
 #
 # **Weak scaling**: every GPU brings two sequences of its own. What falls now is what grows with the
 # ranks. **HSDP** (`zero=3,shard=8`) shards inside machines, with replicas across.
@@ -588,10 +588,10 @@ for r in published.ROWS:
 # machine's eight cards. PyTorch's FSDP on 128 GPUs is within 22 %<!--above-->. A prediction says what links permit, not
 # what a library makes of them.
 #
-# Llama 3's row of 128k tokens comes out 29 %<!--above--> too fast if attention is counted whole, and fits if by halves,
-# as a causal one computes. Memory is half of what nvidia-smi showed for BLOOM, which counts float32 gradients, buffers,
-# the allocator's rest. More than a GPU has: Llama 3's 292 GB<!--above-->, without its FSDP and what it frees early;
-# ZeRO-3's 97 GB<!--above--> on 640 GPUs, we do not know why.
+# Llama 3's row of 128k tokens: its paper prints operations a second. If these count attention whole, our step is 29
+# %<!--above--> too fast; if by halves, as a causal one computes, it fits. Memory is half of what nvidia-smi showed for
+# BLOOM, which counts float32 gradients, buffers, the allocator's rest. More than a GPU has: Llama 3's 292
+# GB<!--above-->, without its FSDP and what it frees early; ZeRO-3's 97 GB<!--above--> on 640 GPUs, we do not know why.
 #
 # ## Somebody is always broken
 #
@@ -669,7 +669,8 @@ without = {p: failures.goodput(job, p, 3000.0) for p in ("elastic", "wait")}
 show(
     plots.goodputs(SPARES, with_spares, without),
     "simulated",
-    "3,000 hours; a save takes a minute, a restart a quarter of an hour. A dozen spares of 2,048 machines are enough.",
+    "3,000 hours; a save takes a minute, a restart a quarter of an hour. Eight to ten spares beside the 2,048 machines "
+    "are enough.",
     "A rising curve that levels off near eight spares; the elastic level just below it, waiting far below",
 )
 print(

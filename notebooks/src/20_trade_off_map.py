@@ -323,15 +323,16 @@ for name in ("h100x64", "a100x64", "v100x64"):
     print(name, "8 machines, 7 billion parameters, 64 rows; between machines:", seconds)
 
 # %% [markdown]
-# So the usual order is *tensor parallelism inside a machine, stages next, replicas outermost*, sharded (Narayanan et
-# al. 2021, section 5.4; MT-NLG, BLOOM, Llama 3): with fast cards a sum hides behind backward and a bubble does not.
-# Only on thin wires stages go outermost, with replicas inside, because a border's activations are so few.
+# So with fast cards do without stages where memory permits: a sum hides behind backward, a bubble does not. Where there
+# are stages, most programs (Megatron-LM, DeepSpeed, this one) put *tensor parallelism inside a machine, replicas next,
+# stages outermost*, because a border sends least. Llama 3 puts replicas outermost: with ZeRO they can wait best.
 #
 # ## The decision path
 #
 # Four costs, each against the computing time, on the back of an envelope:
 #
-# 1. *Gradients*: not hidden by backward, over the cards that a ring has. Too slow? Then one machine may do it.
+# 1. *Gradients*, over the cards that a ring has: without stages, what backward (two thirds of the computing) does not
+#    hide; with stages all of it. Too slow? Then one machine may do it.
 # 2. *Tensor parallelism*: 8 (t - 1) / t numbers a token and channel in each layer; nothing hides them. The wider the
 #    model, the less they matter: a share of 8 (t - 1) e F / (72 C W), e bytes a number, F operations, W bytes a second.
 # 3. *Bubble*: (p - 1) / 3m, where ZB-H1 fills it with weight gradients ([lesson 08](08_schedules.ipynb)), less with
@@ -533,7 +534,8 @@ print(
 # Three jobs: a model, a cluster, a batch. For each return a plan that fits into its devices and takes at most 10 %
 # longer (by prediction) than the plan that `gpt2lab plan` chooses. Then yours runs, scaled down, on live ranks, and
 # must equal serial GPT-2: no stale gradients. `case.fits(plan)` says whether ranks hold it, `case.seconds(plan)`
-# predicts a step; what to try, in 100 seconds, is yours. The score is the worst of the three; a fourth need only fit.
+# predicts a step; what to try, in 100 seconds, is yours. Two more jobs, which you do not see, are judged in the same
+# way. The score is the worst of the five.
 
 # %% tags=["setup"]
 for name, job in decisions.CAPSTONE.items():
@@ -660,8 +662,9 @@ eight.close()
 #    <details><summary>answer</summary>The bubble (p - 1) / m needs hundreds of micro-batches, launches grow with them,
 #    and there may not be so many layers.</details>
 # 5. Where does tensor parallelism go, where the pipeline, where the replicas?
-#    <details><summary>answer</summary>Tensor parallelism on the fastest links, since nothing hides it; stages next;
-#    replicas outermost, where backward hides their sums. On wires too thin for that stages go outermost.</details>
+#    <details><summary>answer</summary>Tensor parallelism on the fastest links, since nothing hides it; replicas next;
+#    stages outermost, since a border sends least. Without stages, replicas outermost: backward hides their
+#    sums.</details>
 # 6. After a change a benchmark's median is 8 % lower, and one of five samples is as before. What do you report?
 #    <details><summary>answer</summary>Nothing yet: within the spread. Run more rounds on a quieter machine.</details>
 #

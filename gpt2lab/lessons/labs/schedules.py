@@ -11,7 +11,7 @@ from ...ranks import comm, trace
 from ...ranks.mesh import Mesh
 from ...reference import example_batch, serial_gradients
 from ...schedules import Cost, Op, Schedule, make, simulate
-from .instruments import apart, begin
+from .instruments import apart, begin, bytes_sent
 
 SMALL = GPT2Config(vocab_size=64, n_positions=64, n_layer=8, n_head=2, n_embd=32)
 
@@ -56,8 +56,8 @@ def summed(model, engine) -> dict[str, torch.Tensor]:
 
 
 def live(rank: int, world_size: int, schedules: list[Schedule]):
-    """Run each schedule; returns the most that was held, the most that waited for W, messages and bytes that left, the
-    largest gradient error, and the gradients.
+    """Run each schedule; returns the most that was held, the most that waited for W, messages and bytes that left for
+    other stages, bytes of the sums of what two ranks hold, the largest gradient error, and the gradients.
     """
     mesh, batch, found = Mesh(pp=world_size), example_batch(SMALL, rows=8, length=16), []
     _, want, _ = serial_gradients(GPT2(SMALL).double(), batch)
@@ -69,7 +69,8 @@ def live(rank: int, world_size: int, schedules: list[Schedule]):
         engine.run(micros, None, Alone())
         _, size, count = comm.traffic().get(("send", "pp"), (0, 0, 0))
         grads = summed(model, engine)
-        found.append((max(engine.held), max(engine.waiting), count, size, apart(grads, want), grads))
+        sums = bytes_sent() - size
+        found.append((max(engine.held), max(engine.waiting), count, size, sums, apart(grads, want), grads))
     return found
 
 

@@ -1,8 +1,8 @@
-"""Parameter servers that apply a gradient when it arrives, in an order that a seed decides and a log remembers.
+"""Parameter servers that apply one gradient after the other, in an order that a seed decides and a log remembers.
 
 Workers are at most `bound` clocks apart (stale synchronous parallel): 0 is bulk synchronous, None without a bound. The
-weights are cut into equal stretches over the servers, which all see the same order. A run may be paced: then workers
-are as slow as the order says, and the order is the one in which gradients really arrive.
+weights are cut into equal stretches over the servers, which all take gradients in this order. A run may be paced: then
+workers are as slow as the order says.
 
 Ho et al. 2013, "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server"; Li et al. 2014.
 """

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory, mkdtemp
 
 import torch
 
@@ -109,9 +109,8 @@ def by_block(sizes: tuple[int, ...], workers: int, seconds: float = 0.0) -> list
 
 
 def write_traces(spans: list, logs: list) -> Path:
-    """The folder with the files that Perfetto and Paraver read, from the spans and logged calls of each rank."""
-    folder = Path(gettempdir(), "gpt2lab-traces")
-    folder.mkdir(exist_ok=True)
+    """A new folder with the files that Perfetto and Paraver read, from the spans and logged calls of each rank."""
+    folder = Path(mkdtemp(prefix="gpt2lab-traces-"))
     trace.save_chrome(trace.merge(spans), folder / "tasks.json")
     from ...plots.paraver import messages_between, save_paraver  # not above: a rank draws nothing
 
