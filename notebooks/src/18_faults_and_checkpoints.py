@@ -951,7 +951,7 @@ print(f"{len(first)} ranks, one of them killed at step 2")
 # %%
 second = lab.wait_until(agent, lambda: len(new := set(agent.children()) - set(first)) == 2 and new)
 print(f"{len(second)} new ranks; of the first two, alive: {sum(rank.is_running() for rank in first)}")
-print("torchrun's exit status:", agent.wait(60))
+print("torchrun's exit status:", agent.wait(110))
 
 # %%
 from gpt2lab.run import Options, read_log, start
