@@ -88,10 +88,6 @@ class SharedMemoryGroup(NamedGroup):
         """The output becomes all ranks' x, concatenated."""
         return self.all_gather_single_coalesced([output], [x], opts)
 
-    def allgather_coalesced(self, outputs, inputs, opts=None):
-        """outputs[r][i] becomes rank r's inputs[i]."""
-        return self.allgather([list(outs) for outs in zip(*outputs, strict=True)], inputs, opts)
-
     def gather(self, outputs, inputs, opts):
         """On the root, outputs[0][r] becomes rank r's inputs[0]."""
         outs = outputs[0] if outputs else []
