@@ -87,8 +87,6 @@ def in_words(error: Exception) -> str | None:
 
 def entry() -> int:
     """The shell's entry point: a process that will compute restarts itself with huge pages, if there are any."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of an import, until a command runs
     for name in ("stdin", "stdout", "stderr"):  # in the place of one that is closed no other file may open
         setattr(sys, name, getattr(sys, name) or os.fdopen(os.open(os.devnull, os.O_RDWR), "r+"))
     for stream in (sys.stdout, sys.stderr):

@@ -192,7 +192,7 @@ def start(
     plan, config = options.the_plan(), options.the_config()
     mesh = Mesh(**plan.axes)
     if options.fast and device == "cpu":
-        fast.switch_on(lambda on: bool(comm.all_reduce(torch.tensor(int(on)), mesh.world, "min")))
+        fast.onednn(lambda on: bool(comm.all_reduce(torch.tensor(int(on)), mesh.world, "min")))
     parallel = build(plan, config, mesh, DTYPES[options.dtype], options.seed, device)
     if options.compile:
         compiled.compile_model(parallel.model)

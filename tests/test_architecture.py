@@ -186,8 +186,8 @@ OVER = {
     "sharding": 3_149,
     "planner": 5_997,
     "classroom": 2_605,
-    "core": 12_472,
-    "the package": 49_894,
+    "core": 12_427,
+    "the package": 49_752,
 }  # too large today: these may only shrink
 
 

@@ -25,7 +25,7 @@ from test_numbers import FUNCTIONS, ROOMS, SOON
 
 import gpt2lab
 from gpt2lab.corpus.batches import Batches
-from gpt2lab.corpus.loaders import InOrder, steps_per_epoch
+from gpt2lab.corpus.loaders import InOrder
 from gpt2lab.corpus.shards import Shard, read_text, tokenise, write_shard
 from gpt2lab.experts.mixture import Experts
 from gpt2lab.generate import KVCache, Sampling, generate
@@ -244,7 +244,6 @@ CALLS = [  # of the other rooms
     (Batches, {"source": range(1000), "rows": 2, "length": 4}),
     (Batches(range(1000), 2, 4).at, {"step": 0}),
     (InOrder, {"source": range(1000), "rows": 2, "length": 4}),
-    (steps_per_epoch, {"tokens": 100, "batch": 10}),
     (links.Link, {"latency": 1e-6, "bandwidth": 1e9}),
     (links.Network, {"between": LINK, "inside": LINK}),
     (links.all_reduce_time, {"algorithm": "ring", "n": 4, "size": 8, "link": LINK}),
@@ -379,7 +378,6 @@ MEANS = {  # besides those; and which of those is refused after all
     "stages_by_ilp": {"memory=[]", "per_byte=0"},
     "step_bytes": {"layers=0", "rank=0"},
     "step_flops": {"vocabulary=0"},
-    "steps_per_epoch": {"tokens=0"},
     "tokenise": {"texts=[]"},
     "use": {"network=None"},
     "write_shard": {"parts=[]"},

@@ -409,7 +409,7 @@ CHEATS = {
     "rows of heads as numbers with a point":
         (tensor.qkv, lambda rank, n, _, width: np.arange(3.0 * width).reshape(3, n, -1)[:, rank].ravel(), "are whole"),
     "the package's stopwatch":
-        (hardware.benchmark, lambda call, count, *more: timing.trials(call, count, 1, *more[:2]),
+        (hardware.benchmark, lambda call, count, barrier, *more: timing.trials(call, count, 1, barrier),
          "timing.trials knows the answer"),
     "the package's end": (hardware.together, lambda spans: timing.together([spans]), KNOWS),
     "the package's norm": (meshes.norm, finish.gradient_norm, "finish.gradient_norm knows the answer"),

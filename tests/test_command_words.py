@@ -3,7 +3,6 @@
 import errno
 import io
 import json
-import math
 import os
 import shutil
 import signal
@@ -107,28 +106,6 @@ def test_a_run_says_how_it_goes(capsys, tmp_path):
     assert lines_said[1].endswith(", val 3.250")
 
 
-def test_the_curve_in_the_terminal_has_each_loss_in_its_place(capsys, tmp_path, monkeypatch):
-    points = {  # of each character, from its left column down, then its right one
-        (x, y): 1 << n
-        for n, (x, y) in enumerate([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3)])
-    }
-    losses = [4.0, math.nan, 2.5, 3.25, 1.0]
-    rows = [line.partition("|")[2] for line in report.curve(losses, width=5, height=2).splitlines()]
-    seen = {
-        (2 * column + x, 4 * row + y)
-        for row, line in enumerate(rows)
-        for column, character in enumerate(line)
-        for (x, y), bit in points.items()
-        if ord(character) - 0x2800 & bit
-    }
-    assert seen == {(0, 0), (4, 4), (7, 2), (9, 7)}  # 9 / 4 columns a step, 7 / 3 points a nat
-    assert report.curve(losses).splitlines()[0].startswith("   4.00 |")
-    assert report.curve([1.0, math.inf]) == ""
-    assert report.curve([2.0, 2.0]).count("\n") == report.HEIGHT - 1
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    assert not report._shown(report.curve(losses))
-
-
 def test_memory_says_which_moment_it_shows_and_why_parts_are_missing(capsys):
     told = said(capsys, "memory", "--plan", "serial", "--config", "nano", "--length", "32").splitlines()
     assert told[1].endswith("fullest moment") and told[2].endswith("backward")
@@ -187,7 +164,7 @@ def test_the_last_validation_is_the_one_that_is_told(capsys, tmp_path):
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(e) + "\n" for e in entries))
     report.finish(Options(sample=0), tmp_path, interrupted=["SIGTERM"], trained=entries)
     told = capsys.readouterr().out
-    assert f"loss of steps 1 to 2 (measured)\n{report.curve([3.0, 3.0])}\n" in told
+    assert f": {tmp_path / 'loss.png'}\n" in told and (tmp_path / "loss.png").exists()
     assert "Stopped by SIGTERM: saved step 2." in told and "validation loss 2.000" in told
 
 

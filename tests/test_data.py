@@ -12,7 +12,7 @@ from trained import TINY, run
 from gpt2lab.benchmarks import data as benchmark
 from gpt2lab.benchmarks import race
 from gpt2lab.corpus import Batches
-from gpt2lab.corpus.loaders import SHAPES, InOrder, each_reads, joined, one_reads, steps_per_epoch
+from gpt2lab.corpus.loaders import SHAPES, InOrder, each_reads, joined, one_reads
 from gpt2lab.lessons.labs import data as lab
 from gpt2lab.lessons.labs import replicas
 from gpt2lab.lessons.labs.instruments import bytes_sent, trainer_by
@@ -313,7 +313,7 @@ def test_the_smallest_text_holds_a_batch_and_one_token_more():
     assert InOrder(range(13), rows=3, length=4).at(0).targets[-1, -1] == 12
     with pytest.raises(ValueError, match="3 rows of 4 tokens needs 13 tokens, .* has 12. .* at most 2 rows"):
         InOrder(range(12), rows=3, length=4)
-    assert [steps_per_epoch(n, 12) for n in (0, 12, 13, 24, 25)] == [0, 0, 1, 1, 2]
+    assert [InOrder(range(n), 3, 4).steps for n in (13, 24, 25)] == [1, 1, 2]
 
 
 # ---- lesson 04: what it runs, and its figures

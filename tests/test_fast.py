@@ -122,7 +122,7 @@ def test_a_step_with_all_switches_is_the_plain_step_up_to_rounding(dtype):
     for switched in (False, True):
         batch, model = example_batch(config, 7, 11), GPT2(config).to(dtype)
         if switched:
-            fast.switch_on()
+            fast.onednn()
             apply_chunked_loss(model, 32)
         (model.loss(model(batch.tokens), batch.targets) / batch.targets.numel()).backward()
         found.append([p.grad for p in model.parameters()])

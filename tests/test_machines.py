@@ -207,9 +207,9 @@ def test_three_machines_are_on_one_switch_and_what_a_firewall_eats_never_arrives
     assert (tmp_path / "said2").read_text() == "no answer\ncame\n"
 
 
-def test_what_a_card_has_sent_is_counted(tmp_path):
-    count = "from gpt2lab.machine.namespaces import sent; print(sent('eth0') < 5000, sent('eth1') < 5000)"
-    assert finish([Machine([sys.executable, "-c", count])], out=tmp_path / "said") == "True True\n"
+def test_what_a_machine_has_sent_is_counted(tmp_path):
+    count = "from gpt2lab.machine.namespaces import sent; print(sent() < 5000)"
+    assert finish([Machine([sys.executable, "-c", count])], out=tmp_path / "said") == "True\n"
 
 
 SLEEPER = "gpt2lab-sleeps-in-a-machine"

@@ -269,7 +269,7 @@ class Run:
         )
         patch.setattr(run, "_append", lambda *_: None)
         patch.setattr(run, "_stopped", lambda *_: False)
-        patch.setattr(run.fast, "switch_on", lambda _: note("fast")())
+        patch.setattr(run.fast, "onednn", lambda _: note("fast")())
         patch.setattr(run.speed, "matmul_rate", lambda **_: 1.0)
         patch.setattr(run.checkpoint, "load", lambda source, _: note("load")(source))
         patch.setattr(run.checkpoint, "is_one", lambda _: True)

@@ -16,14 +16,6 @@ def all_reduce(x, axis: Axis):
     return torch.cat(all_gather(mine, axis, comm.split_sizes(x.numel(), axis.size))).view(x.shape)
 
 
-def step(piece, into, axis: Axis):
-    """Send a chunk to the right while one like `into` comes from the left, and return that one."""
-    going = comm.isend(piece, axis, (axis.rank + 1) % axis.size)
-    coming = comm.irecv(into, axis, (axis.rank - 1) % axis.size).wait()
-    going.wait()
-    return coming
-
-
 def reduce_scatter(flat, axis: Axis):
     """The sum of this rank's chunk: in each step, receive a partial sum, add the own chunk, send it on."""
     n, r = axis.size, axis.rank
@@ -31,7 +23,7 @@ def reduce_scatter(flat, axis: Axis):
     partial = chunks[(r - 1) % n]
     for s in range(n - 1):
         mine = chunks[(r - 2 - s) % n]  # the chunk whose partial sum is received now
-        partial = step(partial, mine, axis) + mine
+        partial = comm.ring_shift(partial, axis, 1, mine.shape) + mine
     return partial
 
 
@@ -41,5 +33,6 @@ def all_gather(mine, axis: Axis, sizes):
     chunks = [mine.new_empty(size) for size in sizes]
     chunks[r] = mine
     for s in range(n - 1):
-        chunks[(r - 1 - s) % n] = step(chunks[(r - s) % n], chunks[(r - 1 - s) % n], axis)
+        coming = (r - 1 - s) % n
+        chunks[coming] = comm.ring_shift(chunks[(r - s) % n], axis, 1, chunks[coming].shape)
     return chunks

@@ -13,7 +13,7 @@ def run(args) -> None:
     for key, value in speed.machine().items():
         print(f"{key:12}{value}")
     _say_rates("float32")
-    for switch in fast.switch_on():
+    for switch in (fast.huge_pages(), fast.onednn()):
         print(f"{switch.name}: {'on' if switch.on else 'off'} ({switch.found})")
     _say_rates("with these")
     print()

@@ -1,7 +1,5 @@
-"""What `gpt2lab train` prints about a run: a line for some steps, at the end its curve and a text by the model."""
+"""What `gpt2lab train` prints about a run: a line for some steps, and at the end where it is and what it writes."""
 
-import math
-import sys
 from pathlib import Path
 
 from ..run import Options, read_log
@@ -20,40 +18,8 @@ def say_sometimes(entry: dict) -> None:
         print(f"step {entry['step']}: {short(entry)}", flush=True)
 
 
-WIDTH, HEIGHT = 60, 8  # of the curve in the terminal, in characters; each is 2 x 4 points of Braille
-POINTS = (0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80)  # from the top, left and right
-
-
-def curve(losses: list[float], width: int = WIDTH, height: int = HEIGHT) -> str:
-    """The losses as a curve of Braille points, highest and lowest at its left; empty for fewer than two finite ones.
-
-    A column that stands for several steps shows all of them.
-    """
-    finite = {step: loss for step, loss in enumerate(losses) if math.isfinite(loss)}
-    if len(finite) < 2:
-        return ""
-    low, high = min(finite.values()), max(finite.values())
-    cells = [[0] * width for _ in range(height)]
-    across, down = (2 * width - 1) / (len(losses) - 1), (4 * height - 1) / ((high - low) or 1)
-    for step, loss in finite.items():
-        x, y = round(step * across), round((high - loss) * down)
-        cells[y // 4][x // 2] |= POINTS[y % 4][x % 2]
-    margins = [f"{high:.2f}", *[""] * (height - 2), f"{low:.2f}"]
-    rows = ("".join(chr(0x2800 + points) for points in row).rstrip("\u2800") for row in cells)
-    return "\n".join(f"{margin:>7} |{row}" for margin, row in zip(margins, rows, strict=True))
-
-
-def _shown(text: str) -> bool:
-    """Whether the terminal has these characters."""
-    try:
-        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
-    except UnicodeEncodeError:
-        return False
-    return bool(text)
-
-
 def finish(options: Options, folder: Path, interrupted: list[str], trained: list[dict]) -> None:
-    """The loss curve, the final lines, and a text by the model, unless a signal ended the run that has `trained` so."""
+    """Draw the loss curve and print the final lines, with a text by the model unless a signal ended the run."""
     from ..plots import curves, style
 
     by = "".join(f" by {name}" for name in interrupted[:1])
@@ -62,8 +28,6 @@ def finish(options: Options, folder: Path, interrupted: list[str], trained: list
         return
     log = read_log(folder)
     style.save_figure(curves.loss_curve(log), folder / "loss.png")
-    if _shown(drawn := curve([entry["loss"] for entry in log])):
-        print(f"loss of steps {log[0]['step']} to {log[-1]['step']} (measured)\n{drawn}")
     newest = checkpoint.all_in(folder)[-1]
     if interrupted:
         step, way = checkpoint.look(newest, check_files=False)[0]["step"], f"gpt2lab train --resume {folder}"
@@ -72,7 +36,7 @@ def finish(options: Options, folder: Path, interrupted: list[str], trained: list
         print(f"All {options.steps} steps were trained before. For more of them: --steps {2 * options.steps}")
     if vals := [e["val"] for e in log if "val" in e]:
         print(f"validation loss {vals[-1]:.3f} (a fresh model has ln 50257 = 10.825)")
-    print(f"log, loss curve and checkpoint: {folder}")
+    print(f"loss curve, beside log and checkpoint: {folder / 'loss.png'}")
     print(f"Let it write: gpt2lab generate --model {folder}")
     if options.sample and not interrupted:
         print("\n" + _sample(newest, options))

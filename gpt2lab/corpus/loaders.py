@@ -27,7 +27,7 @@ class InOrder(Batches):
 
     def __init__(self, source: Sequence[int], rows: int, length: int):
         self.source, self.rows, self.length = source, rows, length
-        self.steps = steps_per_epoch(len(source), rows * length)
+        self.steps = max(len(source) - 1, 0) // (rows * length)
         if not self.steps:
             fewer = f", or at most {(len(source) - 1) // length} rows" if len(source) > length else ""
             raise ValueError(
@@ -39,12 +39,6 @@ class InOrder(Batches):
     def start(self, sample: int) -> int:
         """Where the window of a global sample begins: behind that of the sample before it."""
         return sample % (self.steps * self.rows) * self.length
-
-
-@checked(tokens=0, batch=1)
-def steps_per_epoch(tokens: int, batch: int) -> int:
-    """How many batches of `batch` tokens, each with the target of its last, a text of `tokens` tokens holds."""
-    return max(tokens - 1, 0) // batch
 
 
 def share(batches: Batches, axis: Axis, rank: int, shape: str = "rows") -> tuple[range, range]:

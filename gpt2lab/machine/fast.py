@@ -87,8 +87,3 @@ def _matmul_error() -> float:
 def _matmul_rate() -> float:
     """Products a second of a matrix of the size of a training step's."""
     return matmul_rate(768, seconds=0.1)
-
-
-def switch_on(agree: Callable[[bool], bool] = bool) -> list[Switch]:
-    """Turn on what can be turned on in a running process; returns the state of all switches. `agree`: see onednn."""
-    return [huge_pages(), onednn(agree)]

@@ -34,7 +34,8 @@ def allocations():
     found = []
     with profiled(profile_memory=True) as profile:
         yield found
-    events, held = sorted(_events(profile.profiler.kineto_results.experimental_event_tree())), 0
+    of_all = profile.profiler.kineto_results.events()
+    events, held = sorted((e.start_ns(), e.nbytes()) for e in of_all if e.name() == "[memory]"), 0
     for when, size in events:
         held += size
         found.append(Allocation((when - events[0][0]) * 1e-9, size, held))
@@ -59,17 +60,6 @@ def _quiet():
         os.dup2(console, 2)
         os.close(console)
         os.close(nowhere)
-
-
-def _events(tree) -> list[tuple[int, int]]:
-    """(nanoseconds, bytes) of every memory event in the profiler's tree."""
-    found, todo = [], list(tree)
-    while todo:
-        event = todo.pop()
-        todo += event.children
-        if event.name == "[memory]":
-            found.append((event.start_time_ns, event.extra_fields.alloc_size))
-    return found
 
 
 class Alive:

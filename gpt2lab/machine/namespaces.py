@@ -115,25 +115,25 @@ def torchrun(count: int, ranks: int, arguments: Sequence) -> list[Machine]:
     for number in range(count):
         line = [sys.executable, "-m", "torch.distributed.run", "--nnodes", count, "--nproc-per-node", ranks]
         line += ["--node-rank", number, "--master-addr", MEETING, "--master-port", PORT, *arguments]
-        found.append(Machine([str(word) for word in line], card("eth0")))
+        found.append(Machine([str(word) for word in line], variables()))
     return found
 
 
 def by_hand(count: int, arguments: Sequence) -> list[Machine]:
     """`count` machines with one rank each, `python ARGUMENTS`, with the variables that torchrun would set."""
-    world = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"} | card("eth0")
+    world = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"} | variables()
     world |= {"MASTER_ADDR": MEETING, "MASTER_PORT": str(PORT)}
     command = [sys.executable, *map(str, arguments)]
     return [Machine(command, world | {"RANK": str(number)}) for number in range(count)]
 
 
-def card(name: str) -> dict[str, str]:
-    """The variables that tell gloo and NCCL which network card to use; one thread a rank, no warnings of names."""
+def variables() -> dict[str, str]:
+    """The variables that tell gloo and NCCL to use the first network card; one thread a rank, no warnings of names."""
     quiet = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    return quiet | {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+    return quiet | {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
 
 
-def sent(name: str = "eth0") -> int:
-    """Bytes that have left this machine through a card so far."""
-    line = re.search(rf"^\s*{name}:(.*)$", Path("/proc/net/dev").read_text(), re.MULTILINE)
+def sent() -> int:
+    """Bytes that have left this machine for the others so far."""
+    line = re.search(r"^\s*eth0:(.*)$", Path("/proc/net/dev").read_text(), re.MULTILINE)
     return int(line[1].split()[8])

@@ -57,20 +57,19 @@ def trials(
     count: int = 7,
     warmup: int = 2,
     ready: Callable[[], object] = lambda: None,
-    finish: Callable[[], object] = finish_devices,
 ) -> list[tuple[float, float]]:
     """(start, end) of `count` calls after `warmup` calls that are not recorded.
 
-    `ready()` runs before each start is taken: among ranks a barrier. `finish()` runs before each end is taken: it
-    waits for work that `call` only started.
+    `ready()` runs before each start is taken: among ranks a barrier. Before each end is taken GPUs finish what `call`
+    only started.
     """
     found = []
     for trial in range(warmup + count):
-        finish()
+        finish_devices()
         ready()
         start = time.perf_counter()
         call()
-        finish()
+        finish_devices()
         if trial >= warmup:
             found.append((start, time.perf_counter()))
     return found

@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import socket
-import struct
 import sys
 import time
 from contextlib import suppress
@@ -20,7 +19,6 @@ import torch
 import torch.distributed as dist
 
 CARD = "GLOO_SOCKET_IFNAME"
-ADDRESS_OF_A_CARD = 0x8915  # SIOCGIFADDR, Linux
 PATIENCE = 10.0  # seconds in which a rank that is there must answer the one before it
 
 
@@ -183,15 +181,8 @@ def own_address(towards: str) -> str:
 
 
 def cards() -> dict[str, str]:
-    """This machine's network cards that have an IPv4 address; empty where the system is not Linux."""
-    if sys.platform != "linux":
-        return {}
-    import fcntl
+    """This machine's network cards that have an IPv4 address, each with its first."""
+    import psutil
 
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):
-                said = fcntl.ioctl(asks, ADDRESS_OF_A_CARD, struct.pack("256s", name.encode()))
-                found[name] = socket.inet_ntoa(said[20:24])
-    return found
+    said = psutil.net_if_addrs().items()
+    return {name: a.address for name, those in said for a in reversed(those) if a.family == socket.AF_INET}

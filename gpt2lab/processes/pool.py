@@ -77,8 +77,6 @@ class Member:
             self.printed, self.cut = bytearray(), 0
             most = f"{MOST_PRINTED:,} bytes, the end of a line counted as {LINE_END}"
             found.append(f"... this rank printed more than {most}; the rest is not shown")
-            with contextlib.suppress(OSError):  # it has ended
-                os.kill(self.process.pid, signal.SIGUSR2)
         return found if chunk or found else None
 
     def _print(self, part: bytes) -> None:

@@ -41,7 +41,6 @@ class _Kept(dict):
 
 
 kept = _Kept()
-_muted = False  # for the rest of the job
 
 
 def rank_main(
@@ -77,8 +76,6 @@ def rank_main(
             number = int(pipe.recv_bytes())
         except EOFError:
             os._exit(0)
-        if _muted:
-            _redirect(output)
         _send(pipe, _call(Path(folder, f"job.{number}"), rank, world, pipe))
 
 
@@ -93,7 +90,6 @@ def _protect(folder: str, rank: int, pipe: Connection, ends_alone: bool) -> None
         signal.signal(number, signal.SIG_IGN)
     if ends_alone:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGUSR2, _mute)
     threading.Thread(target=_leave_with_parent, args=(folder, pipe), daemon=True).start()
     stack = open(Path(folder, f"{STACK}{rank}"), "w")  # noqa: SIM115 (open as long as the rank lives)
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
@@ -112,40 +108,13 @@ def _leave_with_parent(folder: str, pipe: Connection) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class _Printed(io.TextIOWrapper):
-    """What this rank prints, on its way to the parent."""
-
-
-class _Dropped(io.TextIOWrapper):
-    """What nobody will see: a write only says how long it was."""
-
-    write = len
-
-
 def _redirect(output: Connection) -> None:
     """Send what this rank prints, also from C++, to the parent, which shows it in the cell that launched it."""
-    global _muted
-    _muted = False
     os.dup2(output.fileno(), 1)
     os.dup2(output.fileno(), 2)
     for name, number in (("stdout", 1), ("stderr", 2)):
         file = io.FileIO(number, "w", closefd=False)
-        setattr(sys, name, _Printed(file, line_buffering=True, errors="replace"))
-
-
-def _mute(*_) -> None:
-    """Drop what this rank prints in this job from now on, without a system call a line; the parent asks for it."""
-    global _muted
-    _muted = True
-    with open(os.devnull, "w") as nothing:
-        os.dup2(nothing.fileno(), 1)
-        os.dup2(nothing.fileno(), 2)
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if type(stream) is _Printed:  # the job may have put another in its place
-            with contextlib.suppress(Exception):  # or have closed it
-                stream.reconfigure(line_buffering=False)
-            setattr(sys, name, _Dropped(io.FileIO(1, "w", closefd=False)))
+        setattr(sys, name, io.TextIOWrapper(file, line_buffering=True, errors="replace"))
 
 
 def _join_group(rank: int, world: int, folder: str, backend: str, timeout: float) -> None:

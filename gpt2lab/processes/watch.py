@@ -6,7 +6,7 @@ from multiprocessing.connection import wait
 
 from . import deadlock
 from .failure import RankFailed, how_it_ended
-from .pool import Pool
+from .pool import MOST_PRINTED, Pool
 from .results import unpack, unpickled
 
 GRACE = 0.15  # seconds after a failure in which another rank may still report that it failed first
@@ -74,7 +74,8 @@ class Watch:
         if lines is None:
             self._died(member.rank)
             return
-        self._alive(member.rank)
+        if member.shown <= MOST_PRINTED:  # what is not shown is no progress
+            self._alive(member.rank)
         self.show(member.rank, lines)
 
     def _receive(self, member) -> None:

@@ -35,8 +35,6 @@ class Mesh:
     the sizes is not the number of ranks.
     """
 
-    joined = (("dp", "cp"),)
-
     def __init__(
         self,
         *,
@@ -65,7 +63,7 @@ class Mesh:
         self.rank = dist.get_rank() if world_size > 1 else 0
         self.grid = np.arange(world_size).reshape(tuple(self.sizes.values()))  # (pp, dp, cp, tp)
         self.world = Axis("world", tuple(range(world_size)), self.rank)
-        self._axes = {n: self._make(n, messages) for n in [*((n,) for n in NAMES), *self.joined]}
+        self._axes = {n: self._make(n, messages) for n in [*((n,) for n in NAMES), ("dp", "cp")]}
         self._axes |= self._expert_axes(ep, node, messages)
 
     def __getitem__(self, names: str | Sequence[str]) -> Axis:

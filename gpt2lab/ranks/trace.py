@@ -38,7 +38,7 @@ _spans: deque[Span] = deque(maxlen=LATEST)
 
 
 @contextmanager
-def span(name: str, kind: str = "other", lane: str = "work"):
+def span(name: str, kind: str = "other"):
     """Record the block as one span. Kinds: forward backward weight update comm wait other.
 
     PyTorch's profiler sees it under its name, and so does Nsight inside of `torch.autograd.profiler.emit_nvtx()`.
@@ -50,7 +50,7 @@ def span(name: str, kind: str = "other", lane: str = "work"):
         with record_function(name) if profiled() else nullcontext():
             yield
     finally:
-        _spans.append(Span(name, kind, start, time.perf_counter(), _rank(), lane))
+        _spans.append(Span(name, kind, start, time.perf_counter(), _rank()))
 
 
 def _rank() -> int:

@@ -88,10 +88,6 @@ class SharedMemoryGroup(NamedGroup):
         """The output becomes all ranks' x, concatenated."""
         return self.all_gather_single_coalesced([output], [x], opts)
 
-    def allgather_coalesced(self, outputs, inputs, opts=None):
-        """outputs[r][i] becomes rank r's inputs[i]."""
-        return self.allgather([list(outs) for outs in zip(*outputs, strict=True)], inputs, opts)
-
     def gather(self, outputs, inputs, opts):
         """On the root, outputs[0][r] becomes rank r's inputs[0]."""
         outs = outputs[0] if outputs else []
@@ -205,14 +201,12 @@ class SharedMemoryGroup(NamedGroup):
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
-    """One dimension, contiguous: a view where possible, else a copy."""
-    if x.dim() == 1 and x.is_contiguous() and not x.requires_grad:
-        return x
-    return x.detach().reshape(-1).contiguous()  # of every second number `reshape` alone is a view
+    """One dimension, of any stride: a view where possible, else a copy."""
+    return x if x.dim() == 1 and not x.requires_grad else x.detach().reshape(-1)
 
 
 def _back(tensors, flats) -> None:
-    """Copy results back into tensors whose strides needed a flat copy."""
+    """Copy results back into tensors that have no flat view."""
     for x, flat in zip(tensors, flats, strict=True):
         if x.data_ptr() != flat.data_ptr():
             x.detach().copy_(flat.view(x.shape))

@@ -230,6 +230,9 @@ def hang(rank, world_size, how):
         elif how == "spin":
             while True:  # laggard
                 pass  # laggard
+        elif how == "print":
+            while True:  # laggard
+                print("a line")  # laggard
         elif how == "skip":
             return
     comm.all_reduce(torch.ones(3), axis)
@@ -242,6 +245,7 @@ def hang(rank, world_size, how):
         ("stop", "is stopped (SIGSTOP)"),
         ("gil", "ctypes.PyDLL(None).sleep(1000)  # laggard"),
         ("spin", "# laggard"),
+        ("print", "# laggard"),  # once it has printed as much as is shown
         ("skip", "has returned from the function already"),
     ],
 )

@@ -105,7 +105,6 @@ CHOSEN = words.test_a_run_s_newest_and_best_checkpoint_are_chosen
 GOES = words.test_a_run_says_how_it_goes
 LAUNCHERS = words.test_the_lines_of_other_launchers_start_as_many_ranks_as_the_plan_has
 RESUMED = words.test_options_of_a_resumed_run_are_its_own_below_those_that_are_given
-CURVE = words.test_the_curve_in_the_terminal_has_each_loss_in_its_place
 HELD = words.test_memory_says_which_moment_it_shows_and_why_parts_are_missing
 TURNS = races.test_contestants_take_turns_and_only_their_own_time_counts
 OWN_SECONDS = races.test_who_times_itself_is_believed_and_of_several_seconds_the_median_counts
@@ -144,10 +143,6 @@ COMMANDS = {
     "every step is told": (report.say_sometimes, "% 10 == 0", "% 1 == 0", GOES),
     "the first validation is told":
         (report.finish, "vals[-1]", "vals[0]", words.test_the_last_validation_is_the_one_that_is_told),
-    "each loss one column further":
-        (report.curve, "x, y = round(step * across)", "x, y = round(step * across) + 1", CURVE),
-    "the curve upside down": (report.curve, "(high - loss) * down", "(loss - low) * down", CURVE),
-    "a loss that is not finite is drawn": (report.curve, "if math.isfinite(loss)", "", CURVE),
     "a row tells the moment of the first stage":
         (memory.run, '{when}", flush', '{first[2]}", flush', HELD),
     "why gradients exceed weights is never told":
