@@ -501,6 +501,25 @@ def test_stopping_inside_the_exchange_of_two_checkpoints_of_one_step_keeps_one(
     assert len(checkpoint.all_in(tmp_path)) == 1
 
 
+def test_what_a_killed_save_or_removal_has_left_goes_with_the_next_save(tmp_path, monkeypatch):
+    def stop(*_, ignore_errors=False):
+        if not ignore_errors:
+            raise KeyboardInterrupt
+
+    one, own = trainer(), ["checkpoint-1.partial", "checkpoint-mine.partial"]
+    saver = checkpoint.Saver(one, tmp_path, keep=1)
+    for name in own:
+        (tmp_path / name).mkdir()
+    saver.save()
+    for one.steps, (owner, call) in enumerate([(writing, "_replace"), (writing.shutil, "rmtree")], 1):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(owner, call, stop)
+            saver.save()
+    one.steps += 1
+    saver.save()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-0000003", *own]
+
+
 def save_with_a_full_disk(rank, world, run):
     one = trainer("dp=2,zero=1")
     steps(one, 1)

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ..parallel.boxes import Entry, check_complete
-from .reading import STATE, TENSORS, digest, key, text
+from .reading import NAMED, STATE, TENSORS, digest, key, text
 
 
 class CannotSave(OSError):
@@ -109,10 +109,16 @@ def remove(folder: Path) -> None:
     Raises CannotSave.
     """
     try:
-        (folder / STATE).unlink()
-        shutil.rmtree(folder)
+        shutil.rmtree(folder.rename(folder.with_suffix(".partial")))
     except OSError as error:
         raise CannotSave(f"The old checkpoint {folder} could not be deleted: {error.strerror}.") from None
+
+
+def remove_partial(run: Path) -> None:
+    """Delete what saves and removals that were killed have left in a run; nobody else may be writing there."""
+    for rest in run.glob("checkpoint-*.partial"):
+        if NAMED.fullmatch(rest.stem):
+            shutil.rmtree(rest, ignore_errors=True)
 
 
 def _save(tensors: dict, file: Path) -> None:
