@@ -72,7 +72,7 @@ def run(args) -> None:
         print(f"{source} (step {state['step']}, plan {state['plan']}) is now {target}")
     for name in BESIDE if found else ():
         if (old / name).exists():
-            shutil.copy(old / name, new / name)
+            shutil.copyfile(old / name, new / name)
 
 
 def read_before(folder: Path) -> tuple[dict[str, Entry], dict[str, str], dict]:

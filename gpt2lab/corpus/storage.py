@@ -59,7 +59,8 @@ def replacing(path: Path):
     mask = os.umask(0)  # the only way to read it
     os.umask(mask)
     try:
-        os.chmod(draft, 0o666 & ~mask)
+        with contextlib.suppress(PermissionError):  # a file system that has no modes
+            os.chmod(draft, 0o666 & ~mask)
         with os.fdopen(handle, "w+b") as file:
             yield file
         os.replace(draft, path)
