@@ -86,6 +86,8 @@ def test_who_is_stopped_at_once_is_told_what_the_folder_holds(run, capsys):
     report.finish(Options(), run, ["SIGINT"], [])
     said = f"Stopped by SIGINT before the first step: {run} holds what it began with.\n"
     assert capsys.readouterr().out == said
+    report.finish(Options(steps=2), run, [], [])  # as in a folder of its own, from an older checkpoint
+    assert capsys.readouterr().out == "All 2 steps were trained before. For more of them: --steps 4\n"
 
 
 @pytest.mark.rotates

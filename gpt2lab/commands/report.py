@@ -57,8 +57,10 @@ def finish(options: Options, folder: Path, interrupted: list[str], trained: list
     from ..plots import curves, style
 
     by = "".join(f" by {name}" for name in interrupted[:1])
+    done = f"All {options.steps} steps were trained before. For more of them: --steps {2 * options.steps}"
     if not (folder / "log.jsonl").exists():
-        print(f"Stopped{by} before the first step: {folder} holds what it began with.")
+        stopped = f"Stopped{by} before the first step: {folder} holds what it began with."
+        print(stopped if interrupted else done)
         return
     log = read_log(folder)
     style.save_figure(curves.loss_curve(log), folder / "loss.png")
@@ -69,7 +71,7 @@ def finish(options: Options, folder: Path, interrupted: list[str], trained: list
         step, way = checkpoint.look(newest, check_files=False)[0]["step"], f"gpt2lab train --resume {folder}"
         print(f"Stopped{by}: saved step {step}. Continue with: {way}")
     elif not trained:
-        print(f"All {options.steps} steps were trained before. For more of them: --steps {2 * options.steps}")
+        print(done)
     if vals := [e["val"] for e in log if "val" in e]:
         print(f"validation loss {vals[-1]:.3f} (a fresh model has ln 50257 = 10.825)")
     print(f"log, loss curve and checkpoint: {folder}")
