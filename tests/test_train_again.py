@@ -120,6 +120,14 @@ def test_a_resumed_benchmark_writes_nothing(run, capsys):
     assert files(run.parent) == before
 
 
+@pytest.mark.live
+def test_a_benchmark_tells_its_median_step_on_ranks_too(tiny, capfd):
+    assert (
+        cli.main(["train", *STEPS[:2], "--batch", "2", "--sequence", "8", "--plan", "dp=2", "--bench"]) == 0
+    )
+    assert " ms over 4 steps (measured)\n" in capfd.readouterr().out
+
+
 @pytest.mark.rotates
 def test_what_a_run_had_logged_after_its_checkpoint_counts_no_more(run):
     shutil.rmtree(run / checkpoint.name(4))  # as if it had been killed while it saved

@@ -3,6 +3,7 @@
 import math
 import sys
 from pathlib import Path
+from statistics import median_high
 
 from ..run import Options, read_log
 from ..storage import checkpoint
@@ -52,16 +53,23 @@ def _shown(text: str) -> bool:
     return bool(text)
 
 
-def finish(options: Options, folder: Path, interrupted: list[str], trained: list[dict]) -> None:
-    """The loss curve, the final lines, and a text by the model, unless a signal ended the run that has `trained` so."""
-    from ..plots import curves, style
+def finish(options: Options, folder: Path | None, interrupted: list[str], trained: list[dict]) -> None:
+    """The loss curve, the final lines, and a text by the model, unless a signal ended the run that has `trained` so.
 
+    Of a benchmark, which has no folder, the median step.
+    """
     by = "".join(f" by {name}" for name in interrupted[:1])
     done = f"All {options.steps} steps were trained before. For more of them: --steps {2 * options.steps}"
-    if not (folder / "log.jsonl").exists():
+    if folder is None and trained:
+        median = median_high(entry["seconds"] for entry in trained) * 1e3
+        print(f"median step {median:.1f} ms over {len(trained)} steps (measured)")
+        return
+    if folder is None or not (folder / "log.jsonl").exists():
         stopped = f"Stopped{by} before the first step: {folder} holds what it began with."
         print(stopped if interrupted else done)
         return
+    from ..plots import curves, style
+
     log = read_log(folder)
     style.save_figure(curves.loss_curve(log), folder / "loss.png")
     if _shown(drawn := curve([entry["loss"] for entry in log])):

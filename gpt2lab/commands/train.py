@@ -64,8 +64,7 @@ def run(args) -> int | None:
             if folder and checkpoint.all_in(folder):
                 error.add_note(f"Resume the newest checkpoint: gpt2lab train --resume {folder}")
             raise
-    if folder:
-        finish(options, folder, interrupted, trained)
+    finish(options, folder, interrupted, trained)
 
 
 def _as_one_rank(here, options: Options, source: Path | None, args) -> int | None:
@@ -104,7 +103,7 @@ def _as_one_rank(here, options: Options, source: Path | None, args) -> int | Non
                     (folder / FAILED).write_text(f"{error}\n")
             comm.barrier(world)
             return 2 if isinstance(error, checkpoint.BadCheckpoint) else 1
-    if folder and here.rank == 0:
+    if here.rank == 0:
         finish(options, folder, interrupted, trained)
 
 
@@ -247,8 +246,4 @@ def _train(options: Options, folder: Path | None, source: Path | None) -> list[d
             bar.set_postfix_str(short(entry), refresh=False)
             bar.update(entry["step"] - bar.n)
 
-        log = start(0, 1, options, place, source, tell, device)
-    if options.bench and log:
-        seconds = sorted(e["seconds"] for e in log)
-        print(f"median step {seconds[len(seconds) // 2] * 1e3:.1f} ms over {len(seconds)} steps (measured)")
-    return log
+        return start(0, 1, options, place, source, tell, device)
