@@ -97,11 +97,14 @@ def _as_one_rank(here, options: Options, source: Path | None, args) -> int | Non
             with _stop_on_interrupt(folder, asks, here.rank == 0) as interrupted:
                 trained = start(here.rank, here.world_size, options, place, source, say_sometimes, device)
         except (FloatingPointError, checkpoint.BadCheckpoint) as error:
-            if here.rank == 0:  # the sentence is the same on every rank
+            # A stage that waits for no other raises alone. Else the sentence is the same on every rank.
+            alone = options.the_plan().asynchronous and isinstance(error, FloatingPointError)
+            if alone or here.rank == 0:
                 print(f"gpt2lab train: {error}", file=sys.stderr, flush=True)
                 if folder:  # a restart by the launcher would fail again
                     (folder / FAILED).write_text(f"{error}\n")
-            comm.barrier(world)
+            if not alone:
+                comm.barrier(world)
             return 2 if isinstance(error, checkpoint.BadCheckpoint) else 1
     if here.rank == 0:
         finish(options, folder, interrupted, trained)
