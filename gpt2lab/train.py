@@ -109,7 +109,7 @@ class Trainer:
         On other plans one step after the other. Where `asked` begins to say on rank 0 that an asynchronous run shall
         end, the next two batches are the last, on every rank; there are fewer results then.
         Clipping is by the norm of each stage's own gradient; the norm reported is that of all stages together.
-        Raises FloatingPointError on the stage whose gradient is NaN or infinity; others may have updated by then.
+        Raises FloatingPointError on the stage whose gradient's norm is NaN or infinity; others may have updated then.
         """
         parallel, squares, rates = self.parallel, [], []
         if not parallel.plan.asynchronous:
@@ -121,7 +121,7 @@ class Trainer:
             if not math.isfinite(norm):
                 stage = parallel.mesh["pp"].rank
                 raise FloatingPointError(
-                    f"Step {self.steps}: the gradient of stage {stage} is not finite. It was not used, but other "
+                    f"Step {self.steps}: the norm of stage {stage}'s gradient is {norm}. It was not used, but other "
                     "stages may have updated; resume a checkpoint with a lower learning rate."
                 )
             rates.append(self._update(norm))

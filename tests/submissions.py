@@ -93,13 +93,16 @@ HALVES = {  # student -> what is written in place of `return x / 2`, or the whol
     "writes": "    import pathlib\n    pathlib.Path('{folder}/good.ipynb').write_text('')\n    return x / 2",
     "spies": "    import pathlib\n    return 2 if list(pathlib.Path('{folder}').iterdir()) else 0",
     "helper inside": "    return ratio(x, 2)\n\n\ndef ratio(a, b):\n    return a / b",
-    "constant": "    return x / TWO\n\n\nTWO = 2",
+    "constant": "    return x / TWO if Number else x\n\n\nTWO = 2\n"
+    f"{'type ' * (sys.version_info >= (3, 12))}Number = float",
     "own check": '    return x\n\n\ndef check(*_):\n    print("PASS  half")\n\n\ntest_half = close = check',
-    "magic": "    return x / 2\n\n\n%time half(3)\n!ls",
+    "magic": "    return x / 2  # or not?\n\n\n%time half(3)\n!ls\nfiles = !ls\nt = %time half(3)\n?half\nhalf?",
     "operators first": "    return (\n        x\n        % 3\n        * 2\n    )\n\n\n%time half(3)",
     "a table that is filled": "    return TABLE[x] / ONE\n\n\nTABLE, ONE, rows = {}, 0, []\nONE += 1\n"
     "for n in range(9):\n    rows.append(n / 2)\nif rows:\n    TABLE.update(enumerate(rows))\n"
     "if nothing_that_matters:\n    print(half(1), TABLE)",
+    "a table that a call fills": "    return TABLE[x] / 2\n\n\nTABLE, rows = {}, []\ndef fill(table, given):\n"
+    "    table.update(enumerate(given))\nfor n in range(9):\n    rows.append(n)\nfill(TABLE, rows)\ndisplay(TABLE)",
     "syntax": "    return x /",
     "stops the cell": '    return x / 2\n\n\nraise KeyError("stop")',
     "bad decorator": "    return x / 2\n\n\n@unknown\ndef more():\n    pass",
@@ -156,7 +159,7 @@ def make(of, folder):
         n["cells"].append(
             new("import operator\n\nprint(1 / 0)\n\n\ndef ratio(a):\n    return operator.truediv(a, b)")
         )
-        n["cells"].append(new("b = 2"))
+        n["cells"].append(new("from math import *\nfrom string import *\n\n\nb = 2 * e / e"))
 
     def numbers(text):
         def edit(n):

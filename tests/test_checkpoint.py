@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 
 from gpt2lab import model
 from gpt2lab.compositions import Composition
+from gpt2lab.corpus.storage import replacing
 from gpt2lab.experts.mixture import ROUTERS
 from gpt2lab.model import GPT2Config
 from gpt2lab.parallel.boxes import Box, Entry, entry_of, rectangles, whole
@@ -257,12 +258,25 @@ def test_two_holders_of_one_tensor_and_one_with_nothing(tmp_path):
 def test_a_file_is_as_open_as_its_folder(tmp_path):
     mask = os.umask(0o027)
     try:
-        folder = written(tmp_path / "one", {"a": whole(torch.ones(3))})
+        written(tmp_path / "one", {"a": whole(torch.ones(3))})
+        huggingface.save(model.GPT2(CONFIG), tmp_path / "two")
     finally:
         os.umask(mask)
-    assert {file.name: file.stat().st_mode & 0o777 for file in folder.iterdir()} == dict.fromkeys(
-        ("config.json", "rank0.safetensors", "state.json"), 0o640
-    )
+    files = {file.name: file.stat().st_mode & 0o777 for file in tmp_path.glob("*/*")}
+    names = ("config.json", "rank0.safetensors", "state.json", "model.safetensors")
+    assert files == dict.fromkeys(names, 0o640)
+
+
+def test_a_file_system_without_modes_keeps_what_is_saved(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "chmod", refuse)  # pathlib and shutil call this one too
+    checkpoint.read_state(checkpoint.save(trainer(), tmp_path))
+    checkpoint.export(tmp_path / checkpoint.name(0), tmp_path / "exported")
+    with replacing(tmp_path / "file") as file:
+        file.write(b"text")
+    assert (tmp_path / "file").read_bytes() == b"text"
 
 
 def go_on(rank, world, plan, run):
@@ -499,6 +513,25 @@ def test_stopping_inside_the_exchange_of_two_checkpoints_of_one_step_keeps_one(
     assert checkpoint.read_state(checkpoint.all_in(tmp_path)[-1])["step"] == 0
     checkpoint.save(one, tmp_path)
     assert len(checkpoint.all_in(tmp_path)) == 1
+
+
+def test_what_a_killed_save_or_removal_has_left_goes_with_the_next_save(tmp_path, monkeypatch):
+    def stop(*_, ignore_errors=False):
+        if not ignore_errors:
+            raise KeyboardInterrupt
+
+    one, own = trainer(), ["checkpoint-1.partial", "checkpoint-mine.partial"]
+    saver = checkpoint.Saver(one, tmp_path, keep=1)
+    for name in own:
+        (tmp_path / name).mkdir()
+    saver.save()
+    for one.steps, (owner, call) in enumerate([(writing, "_replace"), (writing.shutil, "rmtree")], 1):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(owner, call, stop)
+            saver.save()
+    one.steps += 1
+    saver.save()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-0000003", *own]
 
 
 def save_with_a_full_disk(rank, world, run):

@@ -9,6 +9,7 @@ import tarfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -112,6 +113,16 @@ def test_of_a_run_with_a_damaged_checkpoint_nothing_is_left(old, tmp_path, capsy
     words = "checkpoint-0000002 is damaged, so it was not converted: the sha256 of config"
     assert words in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("what", [OSError("No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("source", ["", "checkpoint-0000001"])
+def test_a_conversion_that_was_stopped_can_be_tried_again(source, what, old, tmp_path, monkeypatch):
+    words = ["convert", str(old / source), str(tmp_path / "new")]
+    with monkeypatch.context() as patch:
+        patch.setattr(convert.writing, "_replace", Mock(side_effect=what))
+        assert main(words) != 0
+    assert main(words) == 0
 
 
 def test_a_run_of_before_checkpoints_had_a_seal_is_converted(old, tmp_path):

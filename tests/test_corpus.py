@@ -364,6 +364,12 @@ def test_a_cache_that_others_may_write_is_not_used(tmp_path, monkeypatch):
     spare.mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     monkeypatch.setattr(storage.tempfile, "tempdir", str(spare))
+    mask = os.umask(0o002)
+    try:
+        assert storage.cache_dir("shards") == home / "gpt2lab/shards"
+    finally:
+        os.umask(mask)
+    (home / "gpt2lab").chmod(0o775)  # made so by an earlier version
     assert storage.cache_dir("shards") == home / "gpt2lab/shards"
     (home / "gpt2lab").chmod(0o777)
     assert storage.cache_dir("shards").is_relative_to(spare)

@@ -13,7 +13,7 @@ from planting import rewritten
 from gpt2lab.machine import device_time
 from gpt2lab.machine.device_time import DeviceTime
 from gpt2lab.processes import status_board
-from gpt2lab.ranks import call, trace, traffic, unfinished
+from gpt2lab.ranks import call, paced, trace, traffic, unfinished
 from gpt2lab.ranks.call import Call, Handle, perform
 from gpt2lab.ranks.mesh import Axis
 
@@ -96,6 +96,11 @@ def message(start, result=ON_GPU) -> Call:
     return Call("send", AXIS, "", lambda **_: start(), result, sends=((1, 8),), pair=(0, 1))
 
 
+def paced_message(start, result=ON_GPU) -> Call:
+    """A message that was due at once."""
+    return message(lambda: (work := paced._Delayed()).started.set_result(start()) or work, result)
+
+
 def overlapped(gpu, which=summed, result=ON_GPU) -> float:
     """The end of a call that lasts from 1 to 5 while the GPU computes until 9 and the host goes on at 2."""
     gpu.now, gpu.current.until = 1.0, 9.0
@@ -107,7 +112,7 @@ def overlapped(gpu, which=summed, result=ON_GPU) -> float:
 
 
 @pytest.mark.parametrize("result", [ON_GPU, [ON_GPU, ON_GPU]], ids=["one", "two"])
-@pytest.mark.parametrize("which", [summed, message])
+@pytest.mark.parametrize("which", [summed, message, paced_message])
 def test_a_call_beside_computing_ends_when_the_stream_that_waits_goes_on(gpu, which, result):
     assert overlapped(gpu, which, result) == 9.0
 

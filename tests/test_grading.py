@@ -46,6 +46,7 @@ DUE = {  # student -> verdict on `half`, and the words that it has
     "own check": ("FAIL", "half of 4: expected 2, got 4"),
     "magic": ("PASS", ""),
     "operators first": ("PASS", ""),
+    "a table that a call fills": ("PASS", ""),
     "a table that is filled": ("PASS", ""),
     "number elsewhere": ("PASS", ""),
     "computed elsewhere": ("FAIL", "NameError: name 'TWO' is not defined"),

@@ -261,6 +261,25 @@ def test_a_run_that_becomes_not_a_number_under_torchrun_says_so_once_and_is_not_
     assert logged == sorted(set(logged)), "steps were done again"
 
 
+DIVERGES = """
+import math, os, sys
+from gpt2lab import cli
+from gpt2lab.train import Trainer
+right = Trainer._finish
+diverged = lambda one: os.environ["RANK"] == "1" and one.steps == 2
+Trainer._finish = lambda one: (right(one), math.inf)[1] if diverged(one) else right(one)
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_a_stage_that_diverges_alone_says_why_while_others_wait_for_it(tmp_path):
+    words = arguments(tmp_path, 10, "pp=2,schedule=pipedream", save=10)
+    with ranks_of([sys.executable, "-c", DIVERGES, *words]) as running:
+        said = running[1].communicate(timeout=200)[1]
+    assert running[1].returncode == 1 and "Step 2: the norm of stage 1's gradient is inf." in said, said
+    assert [file.read_text() in said for file in tmp_path.glob("*/failed")] == [True]
+
+
 def test_ranks_under_torchrun_equal_ranks_of_our_own(tmp_path):
     torchrun = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "gpt2lab"]
     finish([*torchrun, *arguments(tmp_path / "torchrun", 3, "tp=2")])

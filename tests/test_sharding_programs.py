@@ -317,6 +317,10 @@ ODD = {
     "a sum as whole numbers": lambda x: (x @ torch.full((4, 3), 0.3, dtype=x.dtype)).int() * 1.0,
     "a look-up in a table of two dimensions joined": lambda x: F.embedding(some(), x.reshape(32, 1)),
     "a gather of two dimensions joined": lambda x: x.reshape(1, 32).gather(1, some().view(1, 5)),
+    "a gather of one row": lambda x: x.gather(1, torch.arange(4).view(1, 4)),
+    "a gather of one column": lambda x: x.gather(0, torch.arange(8).view(8, 1)),
+    "one window over all rows": lambda x: x.unfold(0, 8, 1),
+    "a product plus one number": lambda x: torch.addmm(torch.ones(1).double(), torch.ones(3, 8).double(), x),
     "a scatter to two dimensions joined": lambda x: (
         (2 * x).reshape(1, 32).scatter(1, some(1).view(1, 1), 0.0)
     ),

@@ -86,6 +86,8 @@ def test_who_is_stopped_at_once_is_told_what_the_folder_holds(run, capsys):
     report.finish(Options(), run, ["SIGINT"], [])
     said = f"Stopped by SIGINT before the first step: {run} holds what it began with.\n"
     assert capsys.readouterr().out == said
+    report.finish(Options(steps=2), run, [], [])  # as in a folder of its own, from an older checkpoint
+    assert capsys.readouterr().out == "All 2 steps were trained before. For more of them: --steps 4\n"
 
 
 @pytest.mark.rotates
@@ -116,6 +118,14 @@ def test_a_resumed_benchmark_writes_nothing(run, capsys):
     assert resumed(run, "--steps", "6", "--bench") == 0
     assert "median step" in capsys.readouterr().out
     assert files(run.parent) == before
+
+
+@pytest.mark.live
+def test_a_benchmark_tells_its_median_step_on_ranks_too(tiny, capfd):
+    assert (
+        cli.main(["train", *STEPS[:2], "--batch", "2", "--sequence", "8", "--plan", "dp=2", "--bench"]) == 0
+    )
+    assert " ms over 4 steps (measured)\n" in capfd.readouterr().out
 
 
 @pytest.mark.rotates

@@ -2,22 +2,28 @@
 
 import ast
 import contextlib
+import re
 import symtable
 import tokenize
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+DEFINITIONS += (ast.TypeAlias,) if hasattr(ast, "TypeAlias") else ()  # of Python 3.12
 PARTS = (ast.Subscript, ast.Attribute)
 SETS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+COMMAND = re.compile(r"(\s*\w+\s*=\s*)[%!].*|\s*[%!?].*|[^#]*\?\s*")
+"""A line for the notebook alone, where a statement begins: name = !ls, %time, ?name or name?"""
+LOOK_ONLY = ("check", "print", "display")
+"""Functions that change none of the values that they are given."""
 NOT_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
 """What Python raises for a text that it cannot compile."""
 
 
 def as_python(source: str) -> str:
-    """A cell's text as Python: commands for the notebook alone (%time, !ls) leave an empty line."""
+    """A cell's text as Python: commands for the notebook alone leave an empty line, or None where a name gets one."""
     lines = source.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     for i, line in enumerate(lines):
-        if line.lstrip().startswith(("%", "!")) and not _goes_on(lines[:i]):
-            lines[i] = ""
+        if (command := COMMAND.fullmatch(line)) and not _goes_on(lines[:i]):
+            lines[i] = f"{command[1]}None" if command[1] else ""
     return "\n".join(lines)
 
 
@@ -45,23 +51,25 @@ def needed(text: str, nodes: list[ast.stmt], given: set[str]) -> list[ast.stmt]:
     functions = given | set_names(ast.Module([n for n in found if isinstance(n, DEFINITIONS)], []))
     read = outside_names(text_of(found, text)) - functions
     for node in reversed(others):
-        if (changed := _changes(node)) & read:
+        if _changes(node) & read:
             found.append(node)
-            read |= outside_names(ast.unparse(node)) - functions - changed
+            read |= outside_names(ast.unparse(node)) - functions - set_names(ast.Module([node], []))
     return found
 
 
 def _changes(node: ast.stmt) -> set[str]:
-    """The names that a statement sets, or of whose values it changes a part or calls a method."""
+    """The names that a statement sets, of whose values it changes a part or calls a method, or gives to a call."""
     inside = list(ast.walk(node))
     parts = [n for n in inside if isinstance(n, PARTS) and not isinstance(n.ctx, ast.Load)]
-    calls = [n.value.func for n in inside if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)]
+    calls = [n.value for n in inside if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)]
+    calls = [call for call in calls if getattr(call.func, "id", "") not in LOOK_ONLY]
     found = set_names(ast.Module([n for n in inside if isinstance(n, ast.stmt)], []))
-    for part in parts + [n for n in calls if isinstance(n, ast.Attribute)]:
+    for part in parts + [n.func for n in calls if isinstance(n.func, ast.Attribute)]:
         while isinstance(part, PARTS):
             part = part.value
         found |= {part.id} if isinstance(part, ast.Name) else set()
-    return found
+    given = (ast.walk(one) for call in calls for one in (*call.args, *call.keywords))
+    return found | {n.id for nodes in given for n in nodes if isinstance(n, ast.Name)}
 
 
 def left_out(read: set[str], cells: list[dict], own: str) -> list[str]:
@@ -92,7 +100,7 @@ def _first(node: ast.stmt) -> int:
 
 
 def definitions(cells: list[dict]) -> dict[str, str]:
-    """What the cells define at last: name -> text, in the notebook's order."""
+    """What the cells define at last: name -> text, in the notebook's order; "*" -> all imports of all names."""
     there = {}
     for cell in cells:
         try:
@@ -106,7 +114,7 @@ def definitions(cells: list[dict]) -> dict[str, str]:
                 for name in set_names(ast.Module([node], [])):
                     before = there.pop(name, "")
                     if not isinstance(node, ast.AugAssign):
-                        there[name] = one
+                        there[name] = before + one if name == "*" else one
                     elif before:  # the names that were set together with it stay so
                         same = [name, *(other for other, text in there.items() if text == before)]
                         there |= dict.fromkeys(same, before + one)
@@ -114,7 +122,10 @@ def definitions(cells: list[dict]) -> dict[str, str]:
 
 
 def helpers(text: str, there: dict[str, str], given: set[str]) -> str:
-    """Definitions of the notebook's other cells that a text needs, and before them what these need in turn."""
+    """Definitions of the notebook's other cells that a text needs, and before them what these need in turn.
+
+    Imports of all names come first, as nobody knows which names these are.
+    """
     at = {name: i for i, name in enumerate(there)}
     found, known, new = [], given | set_names(ast.parse(text)), [text]
     while new:
@@ -122,7 +133,7 @@ def helpers(text: str, there: dict[str, str], given: set[str]) -> str:
         new = list(dict.fromkeys(there[name] for name in sorted(missing, key=at.get)))
         known = known.union(missing, *(set_names(ast.parse(one)) for one in new))
         found = new + found
-    return "".join(found)
+    return "".join([there.get("*", ""), *found])
 
 
 def _calls(node: ast.AST) -> bool:
@@ -141,7 +152,7 @@ def set_names(tree: ast.Module) -> set[str]:
     for node in tree.body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             found |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-        elif hasattr(node, "name"):
+        elif isinstance(getattr(node, "name", None), str):
             found.add(node.name)
         else:
             named = (n for n in ast.walk(node) if isinstance(n, ast.Name))

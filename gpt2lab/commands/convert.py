@@ -62,17 +62,18 @@ def run(args) -> None:
             raise ValueError(f"{place} exists already. Use the name of a new folder.")
     found = [] if checkpoint.is_one(old) else checkpoint.all_in(old)
     pairs = {new / p.stem: p for p in found} or {new: old}  # a `.old` only where its successor is not there
-    for target, source in pairs.items():
-        try:
+    try:
+        for target, source in pairs.items():
             entries, texts, state = read_before(source)
-        except BadCheckpoint:
-            shutil.rmtree(new, ignore_errors=True)  # half a run would look like one
-            raise
-        writing.write(target, entries, texts, state, rank=0, gather=lambda value: [value])
-        print(f"{source} (step {state['step']}, plan {state['plan']}) is now {target}")
-    for name in BESIDE if found else ():
-        if (old / name).exists():
-            shutil.copy(old / name, new / name)
+            writing.write(target, entries, texts, state, rank=0, gather=lambda value: [value])
+            print(f"{source} (step {state['step']}, plan {state['plan']}) is now {target}")
+        for name in BESIDE if found else ():
+            if (old / name).exists():
+                shutil.copyfile(old / name, new / name)
+    except BaseException:  # half a run would look like one
+        for place in (new, new.with_suffix(".partial")):
+            shutil.rmtree(place, ignore_errors=True)
+        raise
 
 
 def read_before(folder: Path) -> tuple[dict[str, Entry], dict[str, str], dict]:

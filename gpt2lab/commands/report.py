@@ -1,6 +1,7 @@
 """What `gpt2lab train` prints about a run: a line for some steps, and at the end where it is and what it writes."""
 
 from pathlib import Path
+from statistics import median_high
 
 from ..run import Options, read_log
 from ..storage import checkpoint
@@ -18,14 +19,23 @@ def say_sometimes(entry: dict) -> None:
         print(f"step {entry['step']}: {short(entry)}", flush=True)
 
 
-def finish(options: Options, folder: Path, interrupted: list[str], trained: list[dict]) -> None:
-    """Draw the loss curve and print the final lines, with a text by the model unless a signal ended the run."""
+def finish(options: Options, folder: Path | None, interrupted: list[str], trained: list[dict]) -> None:
+    """Draw the loss curve and print the final lines, with a text by the model unless a signal ended the run.
+
+    Of a benchmark, which has no folder, the median step.
+    """
+    by = "".join(f" by {name}" for name in interrupted[:1])
+    done = f"All {options.steps} steps were trained before. For more of them: --steps {2 * options.steps}"
+    if folder is None and trained:
+        median = median_high(entry["seconds"] for entry in trained) * 1e3
+        print(f"median step {median:.1f} ms over {len(trained)} steps (measured)")
+        return
+    if folder is None or not (folder / "log.jsonl").exists():
+        held = f": {folder} holds what it began with." if folder else "."
+        print(f"Stopped{by} before the first step{held}" if interrupted else done)
+        return
     from ..plots import curves, style
 
-    by = "".join(f" by {name}" for name in interrupted[:1])
-    if not (folder / "log.jsonl").exists():
-        print(f"Stopped{by} before the first step: {folder} holds what it began with.")
-        return
     log = read_log(folder)
     style.save_figure(curves.loss_curve(log), folder / "loss.png")
     newest = checkpoint.all_in(folder)[-1]
@@ -33,7 +43,7 @@ def finish(options: Options, folder: Path, interrupted: list[str], trained: list
         step, way = checkpoint.look(newest, check_files=False)[0]["step"], f"gpt2lab train --resume {folder}"
         print(f"Stopped{by}: saved step {step}. Continue with: {way}")
     elif not trained:
-        print(f"All {options.steps} steps were trained before. For more of them: --steps {2 * options.steps}")
+        print(done)
     if vals := [e["val"] for e in log if "val" in e]:
         print(f"validation loss {vals[-1]:.3f} (a fresh model has ln 50257 = 10.825)")
     print(f"loss curve, beside log and checkpoint: {folder / 'loss.png'}")

@@ -64,8 +64,7 @@ def run(args) -> int | None:
             if folder and checkpoint.all_in(folder):
                 error.add_note(f"Resume the newest checkpoint: gpt2lab train --resume {folder}")
             raise
-    if folder:
-        finish(options, folder, interrupted, trained)
+    finish(options, folder, interrupted, trained)
 
 
 def _as_one_rank(here, options: Options, source: Path | None, args) -> int | None:
@@ -98,13 +97,16 @@ def _as_one_rank(here, options: Options, source: Path | None, args) -> int | Non
             with _stop_on_interrupt(folder, asks, here.rank == 0) as interrupted:
                 trained = start(here.rank, here.world_size, options, place, source, say_sometimes, device)
         except (FloatingPointError, checkpoint.BadCheckpoint) as error:
-            if here.rank == 0:  # the sentence is the same on every rank
+            # A stage that waits for no other raises alone. Else the sentence is the same on every rank.
+            alone = options.the_plan().asynchronous and isinstance(error, FloatingPointError)
+            if alone or here.rank == 0:
                 print(f"gpt2lab train: {error}", file=sys.stderr, flush=True)
                 if folder:  # a restart by the launcher would fail again
                     (folder / FAILED).write_text(f"{error}\n")
-            comm.barrier(world)
+            if not alone:
+                comm.barrier(world)
             return 2 if isinstance(error, checkpoint.BadCheckpoint) else 1
-    if folder and here.rank == 0:
+    if here.rank == 0:
         finish(options, folder, interrupted, trained)
 
 
@@ -247,8 +249,4 @@ def _train(options: Options, folder: Path | None, source: Path | None) -> list[d
             bar.set_postfix_str(short(entry), refresh=False)
             bar.update(entry["step"] - bar.n)
 
-        log = start(0, 1, options, place, source, tell, device)
-    if options.bench and log:
-        seconds = sorted(e["seconds"] for e in log)
-        print(f"median step {seconds[len(seconds) // 2] * 1e3:.1f} ms over {len(seconds)} steps (measured)")
-    return log
+        return start(0, 1, options, place, source, tell, device)

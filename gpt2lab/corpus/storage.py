@@ -23,16 +23,23 @@ def cache_dir(name: str) -> Path:
     for root in (os.path.join(home, "gpt2lab"), spare):
         folder = Path(root, name)
         with contextlib.suppress(OSError):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            Path(root).mkdir(mode=0o700, parents=True, exist_ok=True)  # the mode is for the last folder alone
+            folder.mkdir(mode=0o700, exist_ok=True)
             if _private(Path(root)) and os.access(folder, os.W_OK):
                 return folder
     raise OSError(f"Neither {home} nor {spare} can be written. Set XDG_CACHE_HOME to one of your folders.")
 
 
 def _private(folder: Path) -> bool:
-    """Whether the folder belongs to this user and only this user may write there (another could have made it)."""
+    """Whether the folder belongs to this user and only this user may write there (another could have made it).
+
+    Where the user's own group may write as well, as a umask of 002 has it, this ends here.
+    """
     found = folder.lstat()
     ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    if ours and found.st_gid == os.getgid() and found.st_mode & 0o022 == stat.S_IWGRP:
+        folder.chmod(found.st_mode & 0o755)
+        found = folder.lstat()
     return ours and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
@@ -52,7 +59,8 @@ def replacing(path: Path):
     mask = os.umask(0)  # the only way to read it
     os.umask(mask)
     try:
-        os.chmod(draft, 0o666 & ~mask)
+        with contextlib.suppress(PermissionError):  # a file system that has no modes
+            os.chmod(draft, 0o666 & ~mask)
         with os.fdopen(handle, "w+b") as file:
             yield file
         os.replace(draft, path)

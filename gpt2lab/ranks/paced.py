@@ -98,3 +98,6 @@ class _Delayed:
 
     def wait(self) -> None:
         self.started.result().wait()
+
+    def is_completed(self) -> bool:
+        return self.started.done() and self.started.result().is_completed()

@@ -176,7 +176,7 @@ def _options(how, inputs: list, out: list) -> tuple[Option, ...]:
         return ()
     if isinstance(how, Rule):
         outside = [option for option in how.options if not option.messages]
-        return tuple(each for option in outside for each in _by_factor(option, how, inputs, out))
+        return tuple(each for option in outside for each in _by_factor(option, inputs, out))
     kind, dim, pieces = ("view", 0, []) if how == "view" else how
     longer, count = inputs[0] if kind == "piece" else out, len(inputs)
     first = sum(map(len, longer[:dim]))
@@ -188,16 +188,15 @@ def _options(how, inputs: list, out: list) -> tuple[Option, ...]:
     return (*cuts, partial, whole)
 
 
-def _by_factor(option: Option, rule: Rule, inputs: list, out: list) -> list[Option]:
-    """An option on real dimensions, once for each factor of the dimension that it cuts."""
-    tensors = [*zip(rule.inputs, inputs, strict=True), (rule.output, out)]
-    counts = {label: len(d) for labels, dims in tensors for label, d in zip(labels, dims, strict=True) if d}
+def _by_factor(option: Option, inputs: list, out: list) -> list[Option]:
+    """An option on real dimensions, once for each factor of the dimension that it cuts; one of length 1 has none."""
     if option.index in ("", "partial"):
         return [option]
-    position = lambda dims, at, n: at if not isinstance(at, int) else sum(map(len, dims[:at])) + n
-    count = counts.get(option.index, 0)
-    if option.halos and {len(inputs[n][d]) for n, d in option.halos} | {count} != {1}:
+    placed = [*zip(inputs, option.inputs, strict=True), (out, option.output)]
+    counts = {len(dims[at]) for dims, at in placed if isinstance(at, int)}
+    if len(counts) > 1 or option.halos and counts != {1}:
         return []  # windows slide over a whole dimension
+    position = lambda dims, at, n: at if not isinstance(at, int) else sum(map(len, dims[:at])) + n
     halos = tuple((n, position(inputs[n], d, 0)) for n, d in option.halos)
     return [
         Option(
@@ -206,5 +205,5 @@ def _by_factor(option: Option, rule: Rule, inputs: list, out: list) -> list[Opti
             position(out, option.output, n),
             halos=halos,
         )
-        for n in range(count)
+        for n in range(max(counts))
     ]

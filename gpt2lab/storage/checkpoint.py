@@ -89,6 +89,7 @@ class Saver:
     def _write(self, folder: Path, held: dict, files: dict, state: dict) -> None:
         writing.write(folder, held, files, state, self.world.rank, self.gather)
         if self.world.rank == 0:
+            writing.remove_partial(self.run)
             for old in all_in(self.run)[: -self.keep]:
                 if old != best(self.run):
                     writing.remove(old)

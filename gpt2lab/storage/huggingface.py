@@ -12,13 +12,13 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from ..experts.mixture import Experts
 from ..machine.arguments import checked, read_table
 from ..model import GPT2, PRESETS, GPT2Config
 from ..parallel.boxes import whole
-from . import reading
+from . import reading, writing
 
 TRANSPOSED = ("c_attn.weight", "c_proj.weight", "c_fc.weight")  # stored (in, out); nn.Linear holds (out, in)
 MASKS = (".attn.bias", ".attn.masked_bias")
@@ -98,7 +98,7 @@ def save(model: GPT2, folder: str | Path) -> None:
     config, weights = partial = [file.with_name(f"{file.name}.partial") for file in files]
     try:
         config.write_text(config_text(model))
-        save_file(tensors, weights, metadata={"format": "pt"})
+        writing.save_tensors(tensors, weights, metadata={"format": "pt"})
     except (OSError, SafetensorError) as error:
         for file in partial:
             file.unlink(missing_ok=True)

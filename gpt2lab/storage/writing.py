@@ -4,6 +4,7 @@ It is written under another name, sent to the disk, and renamed when it is compl
 each other how they fare: what everybody holds, what everybody has written, that the folder has its name.
 """
 
+import contextlib
 import math
 import os
 import re
@@ -16,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ..parallel.boxes import Entry, check_complete
-from .reading import STATE, TENSORS, digest, key, text
+from .reading import NAMED, STATE, TENSORS, digest, key, text
 
 
 class CannotSave(OSError):
@@ -63,7 +64,7 @@ def _begin(partial: Path, rank: int, entries: dict[str, Entry]) -> dict[str, tup
 def _write_mine(partial: Path, rank: int, entries: dict[str, Entry], mine: list[tuple]) -> tuple[str, str]:
     boxes = {(name, b.offsets): b.tensor for name, e in entries.items() for b in e.boxes}
     file = partial / f"rank{rank}{TENSORS}"
-    _save({key(*which): boxes[which].contiguous() for which in mine}, file)
+    save_tensors({key(*which): boxes[which].contiguous() for which in mine}, file)
     return file.name, digest(file)
 
 
@@ -109,22 +110,29 @@ def remove(folder: Path) -> None:
     Raises CannotSave.
     """
     try:
-        (folder / STATE).unlink()
-        shutil.rmtree(folder)
+        shutil.rmtree(folder.rename(folder.with_suffix(".partial")))
     except OSError as error:
         raise CannotSave(f"The old checkpoint {folder} could not be deleted: {error.strerror}.") from None
 
 
-def _save(tensors: dict, file: Path) -> None:
+def remove_partial(run: Path) -> None:
+    """Delete what saves and removals that were killed have left in a run; nobody else may be writing there."""
+    for rest in run.glob("checkpoint-*.partial"):
+        if NAMED.fullmatch(rest.stem):
+            shutil.rmtree(rest, ignore_errors=True)
+
+
+def save_tensors(tensors: dict, file: Path, **more) -> None:
     """Write a file of tensors to the disk itself, as open to others as its folder is. Raises OSError."""
     try:
-        save_file(tensors, file)
+        save_file(tensors, file, **more)
     except SafetensorError as error:
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
             raise
         raise OSError(int(number[1]), os.strerror(int(number[1]))) from None
-    file.chmod(file.parent.stat().st_mode & 0o666)  # the library makes it private
+    with contextlib.suppress(PermissionError):  # a file system that has no modes
+        file.chmod(file.parent.stat().st_mode & 0o666)  # the library makes it private
     _flush(file)
 
 
