@@ -485,7 +485,7 @@ AT_HOME = {  # what is called in its own file alone
         "sharding.propagate.Spread sharding.staged.Passed"
     ),
     SPACE: "planner.choose.pareto",
-    SHARE: "planner.memory.has_formula planner.memory.of_rank",
+    SHARE: "planner.cost.pipeline_seconds planner.memory.has_formula planner.memory.of_rank",
     DRY: "planner.dry.steps_until_full",
     PUBLISHED: "planner.published_steps.cluster planner.published_steps.fit",
     TRACED: "sharding.capture",
@@ -513,8 +513,6 @@ INTERNAL = {  # what is public by name and is given only what others have checke
     "planner.models.units": (SHARE, "planner.bounds planner.share"),
     "planner.moments": (SHARE, "planner.memory"),
     "planner.numberless": (DRY, "planner.dry"),
-    "planner.pipelines.pipeline_seconds": (SHARE, "planner.cost"),
-    "planner.pipelines.time_of_1f1b": (SHARE, "lessons.exercises.placement"),
     "planner.placement.Placed": (RECORD, "planner.reinforce"),
     "planner.seconds": (SHARE, "planner.bounds planner.cost"),
     "planner.sends": (
@@ -524,7 +522,7 @@ INTERNAL = {  # what is public by name and is given only what others have checke
     "planner.share": (
         SHARE,
         "lessons.labs.trade_off planner.bounds planner.choose planner.cost planner.experts planner.gathers "
-        "planner.memory planner.pipelines planner.sends planner.space",
+        "planner.memory planner.sends planner.space",
     ),
     "planner.space.candidates": (SPACE, "benchmarks.plans"),
     "planner.space.proposals": (SPACE, "planner.choose"),
