@@ -93,7 +93,7 @@ BUGS = {
         (RankShare.micro_rows, "split_sizes(self.rows, self.plan.dp)[self.dp]", "self.rows",
          costs.test_the_parts_of_a_prediction_add_up_and_ideal_ranks_share_the_work),
     "recomputation is free":
-        (RankShare.again, "runs_again(self.plan)", "0, 0",
+        (RankShare.again, "self.plan.recompute", "False",
          costs.test_recomputation_shows_as_a_third_of_the_blocks_work),
     "every rank has a core":
         (RankOnCluster.crowd, "if self.cluster.cores", "if False",
