@@ -474,7 +474,7 @@ SYMBOLS = "is a description: `analyse` calls it with symbols, and whatever is no
 TRACED = "is called by torch while it captures a function"
 ON_RANKS = "reads parts and axes at which Interpreter and StageRunner have looked"
 TASKS = "runs inside a Scheduler, which has checked graph, workers and cores"
-ORDERS = "makes the orders of a generator, which has checked how many ranks and micro-batches there are"
+ORDERS = "makes orders; who asks for them has checked how many ranks and micro-batches there are"
 AT_HOME = {  # what is called in its own file alone
     SEARCH: "planner.alpa.Stages planner.search.Judge planner.search.halved planner.search.whole_cluster",
     RECORD: (
@@ -492,6 +492,9 @@ AT_HOME = {  # what is called in its own file alone
     MADE: (
         "sharding.cost.Step sharding.cost.steps sharding.describe.Rule sharding.partition.Change "
         "sharding.partition.Run sharding.propagate.level tasks.graph.Access tasks.graph.Task"
+    ),
+    ORDERS: (
+        "schedules.chimera_dualpipe schedules.interleaved schedules.terapipe.terapipe schedules.zero_bubble"
     ),
     TASKS: "tasks.gpt2.tokens_of",
 }
@@ -530,7 +533,7 @@ INTERNAL = {  # what is public by name and is given only what others have checke
     "planner.tensor_costs.enter_cost": (SHARE, "planner.sends"),
     "planner.tensor_costs.leave_cost": (SHARE, "planner.sends"),
     "planner.tensor_costs.loss_cost": (SHARE, "planner.sends"),
-    "schedules.gpipe_1f1b.alternate": (ORDERS, "schedules.asynchronous"),
+    "schedules.gpipe_1f1b": (ORDERS, "schedules.asynchronous"),
     "schedules.phases.play": (ORDERS, "schedules.chimera_dualpipe schedules.zero_bubble"),
     "schedules.play.Player": (ORDERS, "schedules.asynchronous"),
     "schedules.timeline.TimedOp": (RECORD, "schedules.play"),
