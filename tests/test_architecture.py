@@ -182,12 +182,12 @@ BUDGETS = {
     "the package": 25_000,
 }
 OVER = {
-    "tasks": 1_067,
-    "sharding": 3_149,
-    "planner": 5_997,
+    "tasks": 1_057,
+    "sharding": 3_142,
+    "planner": 5_919,
     "classroom": 2_605,
-    "core": 12_472,
-    "the package": 49_894,
+    "core": 12_462,
+    "the package": 49_789,
 }  # too large today: these may only shrink
 
 
