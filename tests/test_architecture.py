@@ -182,12 +182,12 @@ BUDGETS = {
     "the package": 25_000,
 }
 OVER = {
-    "tasks": 1_067,
-    "sharding": 3_148,
-    "planner": 5_997,
+    "tasks": 1_057,
+    "sharding": 3_141,
+    "planner": 5_919,
     "classroom": 2_616,
-    "core": 12_453,
-    "the package": 49_805,
+    "core": 12_443,
+    "the package": 49_700,
 }  # too large today: these may only shrink
 
 

@@ -472,7 +472,7 @@ SYMBOLS = "is a description: `analyse` calls it with symbols, and whatever is no
 TRACED = "is called by torch while it captures a function"
 ON_RANKS = "reads parts and axes at which Interpreter and StageRunner have looked"
 TASKS = "runs inside a Scheduler, which has checked graph, workers and cores"
-ORDERS = "makes the orders of a generator, which has checked how many ranks and micro-batches there are"
+ORDERS = "makes orders; who asks for them has checked how many ranks and micro-batches there are"
 AT_HOME = {  # what is called in its own file alone
     SEARCH: "planner.alpa.Stages planner.search.Judge planner.search.halved planner.search.whole_cluster",
     RECORD: (
@@ -483,13 +483,16 @@ AT_HOME = {  # what is called in its own file alone
         "sharding.propagate.Spread sharding.staged.Passed"
     ),
     SPACE: "planner.choose.pareto",
-    SHARE: "planner.memory.has_formula planner.memory.of_rank",
+    SHARE: "planner.cost.pipeline_seconds planner.memory.has_formula planner.memory.of_rank",
     DRY: "planner.dry.steps_until_full",
     PUBLISHED: "planner.published_steps.cluster planner.published_steps.fit",
     TRACED: "sharding.capture",
     MADE: (
         "sharding.cost.Step sharding.cost.steps sharding.describe.Rule sharding.partition.Change "
         "sharding.partition.Run sharding.propagate.level tasks.graph.Access tasks.graph.Task"
+    ),
+    ORDERS: (
+        "schedules.chimera_dualpipe schedules.interleaved schedules.terapipe.terapipe schedules.zero_bubble"
     ),
     TASKS: "tasks.gpt2.tokens_of",
 }
@@ -511,8 +514,6 @@ INTERNAL = {  # what is public by name and is given only what others have checke
     "planner.models.units": (SHARE, "planner.bounds planner.share"),
     "planner.moments": (SHARE, "planner.memory"),
     "planner.numberless": (DRY, "planner.dry"),
-    "planner.pipelines.pipeline_seconds": (SHARE, "planner.cost"),
-    "planner.pipelines.time_of_1f1b": (SHARE, "lessons.exercises.placement"),
     "planner.placement.Placed": (RECORD, "planner.reinforce"),
     "planner.seconds": (SHARE, "planner.bounds planner.cost"),
     "planner.sends": (
@@ -522,7 +523,7 @@ INTERNAL = {  # what is public by name and is given only what others have checke
     "planner.share": (
         SHARE,
         "lessons.labs.trade_off planner.bounds planner.choose planner.cost planner.experts planner.gathers "
-        "planner.memory planner.pipelines planner.sends planner.space",
+        "planner.memory planner.sends planner.space",
     ),
     "planner.space.candidates": (SPACE, "benchmarks.plans"),
     "planner.space.proposals": (SPACE, "planner.choose"),
@@ -530,7 +531,7 @@ INTERNAL = {  # what is public by name and is given only what others have checke
     "planner.tensor_costs.enter_cost": (SHARE, "planner.sends"),
     "planner.tensor_costs.leave_cost": (SHARE, "planner.sends"),
     "planner.tensor_costs.loss_cost": (SHARE, "planner.sends"),
-    "schedules.gpipe_1f1b.alternate": (ORDERS, "schedules.asynchronous"),
+    "schedules.gpipe_1f1b": (ORDERS, "schedules.asynchronous"),
     "schedules.phases.play": (ORDERS, "schedules.chimera_dualpipe schedules.zero_bubble"),
     "schedules.play.Player": (ORDERS, "schedules.asynchronous"),
     "schedules.timeline.TimedOp": (RECORD, "schedules.play"),

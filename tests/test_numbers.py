@@ -9,6 +9,7 @@ import pkgutil
 import re
 import time
 from fractions import Fraction
+from functools import partial
 from itertools import combinations, pairwise, product
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 
 from gpt2lab import planner, schedules, sharding, tasks
 from gpt2lab.planner.failures import share_lost
+from gpt2lab.schedules import registry
 
 ODD = (
     0,
@@ -43,6 +45,7 @@ KINDS = {int, float, str, bool, "int", "float", "str", "bool", "int | None"}
 SOON = 20  # five seconds, on a machine that does other things as well
 SENTENCE = re.compile(r"[^\n]+[.?!]", re.DOTALL)
 LATER = {"gpt2lab.planner.sends"}  # only called by predictions, which have checked the plan
+BY_NAME = [generator.make for generator in registry.GENERATORS]  # only called by `make`
 
 
 def functions():
@@ -52,7 +55,7 @@ def functions():
             module = importlib.import_module(info.name)
             for name, found in vars(module).items():
                 own = inspect.isfunction(found) and found.__module__ == info.name and info.name not in LATER
-                if own and not name.startswith("_"):
+                if own and not name.startswith("_") and found not in BY_NAME:
                     asked = inspect.signature(found).parameters.values()
                     needed = [p for p in asked if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
                     if needed and all(p.annotation in KINDS for p in needed):
@@ -60,6 +63,9 @@ def functions():
 
 
 FUNCTIONS = {name: (found, count) for name, found, count in functions()}
+FUNCTIONS |= {
+    f"gpt2lab.schedules.make.{name}": (partial(schedules.make, name), 2) for name in schedules.NAMES
+}
 
 
 def close(a: float, b: float) -> bool:
@@ -229,7 +235,7 @@ SLOW = {  # whether a value is right, found in another way
 }
 SLOW |= {f"graph.{mode}": lambda found, tensor, mode=mode: (found.mode, found.tensor) == (mode, tensor)
          for mode in ("reads", "writes", "updates", "reduces", "concurrent")}  # fmt: skip
-MADE = "asynchronous chimera_dualpipe gpipe_1f1b interleaved terapipe zero_bubble"  # files of schedules
+MADE = "asynchronous", "make"  # give schedules
 
 
 def answered(name: str, call, *values) -> str:
@@ -245,7 +251,7 @@ def answered(name: str, call, *values) -> str:
     seconds = time.perf_counter() - begin
     if seconds >= SOON:
         return f"an answer after {seconds:.0f} s"
-    check = (lambda made, *_: schedules.check(made)) if name.split(".")[0] in MADE.split() else SLOW[name]
+    check = (lambda made, *_: schedules.check(made)) if name.split(".")[0] in MADE else SLOW[name]
     return "" if check(found, *values) else f"wrong: {found}"
 
 

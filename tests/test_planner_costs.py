@@ -13,8 +13,8 @@ from gpt2lab.machine import memory as measured
 from gpt2lab.machine.links import Link, Network
 from gpt2lab.model import PRESETS, GPT2Config
 from gpt2lab.plan import Plan, build
-from gpt2lab.planner import experts, kept, pipelines
-from gpt2lab.planner.cost import predict
+from gpt2lab.planner import experts, kept
+from gpt2lab.planner.cost import pipeline_seconds, predict
 from gpt2lab.planner.dry import dry_run, steps_until_full
 from gpt2lab.planner.gathers import WholeWeights
 from gpt2lab.planner.memory import memory, of_rank
@@ -22,12 +22,12 @@ from gpt2lab.planner.moments import Walk
 from gpt2lab.planner.problem import CLUSTERS, Cluster, Device
 from gpt2lab.planner.seconds import pairs_seen
 from gpt2lab.planner.sends import by_axis, sends
-from gpt2lab.planner.share import RankShare
+from gpt2lab.planner.share import RankShare, order_of
 from gpt2lab.processes.launch import Ranks
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
 from gpt2lab.reference import CONFIG, example_batch
-from gpt2lab.schedules import Cost, make, simulate
+from gpt2lab.schedules import NAMES, Cost, simulate
 from gpt2lab.train import Trainer
 
 pytestmark = pytest.mark.live
@@ -426,35 +426,18 @@ def test_memory_where_what_the_last_norm_keeps_is_most_of_it():
     assert memory(*asked)[1].total == pytest.approx(dry_run(*asked, rank=1).held, rel=0.02)
 
 
-def test_1f1b_by_slots_takes_as_long_as_its_clock_says():
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pipeline_takes_as_long_as_its_clock_says(name):
+    """Every layer, message and micro-batch has its own time, so each operation of each rank decides in some draw."""
     chance = random.Random(0)
-    for _ in range(40):
-        p, m = chance.randint(1, 9), chance.randint(1, 20)
-        forward, backward = ([chance.random() for _ in range(p)] for _ in range(2))
-        hop = chance.choice([0, 0.1, 1.0])
-        clock = simulate(make("1f1b", p, m), Cost(forward, backward=backward, hop=hop)).makespan
-        found = pipelines.time_of_1f1b(forward, backward, hop, m)
-        assert found == pytest.approx(clock, rel=1e-12)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["gpipe", "interleaved", "breadth_first", "zb_h1", "zb_h2", "zb_v", "chimera", "dualpipe", "dualpipe_v"],
-)
-@pytest.mark.parametrize(("hop", "micro"), [(0.0, 32), (0.25, 32), (0.0, 35)])
-def test_a_long_pipeline_takes_as_long_as_its_clock_says(name, hop, micro, monkeypatch):
-    if micro == 35 and name not in ("interleaved", "zb_v"):
-        micro = 34  # two copies of a model share out an even number
-    plan = Plan(pp=4, micro=micro, schedule=name)
-    depth = 8 if name in ("interleaved", "breadth_first", "zb_v", "dualpipe_v") else 4
-    forward, first, second = [1.0] * (depth - 1) + [1.5], [1.0] * depth, [0.75] * depth
-    monkeypatch.setattr(pipelines, "MOST", 0)
-    chance = random.Random(0)
-    odd = lambda: [[chance.choice((0.5, 1.0, 1.25, 3.0)) for _ in range(depth)] for _ in range(3)]
-    for times in ((forward, first, second), odd(), odd(), odd()):
-        whole = float(simulate(make(name, 4, micro), Cost(*times, hop=hop)).makespan)
-        found = pipelines.pipeline_seconds(plan, *map(tuple, times), hop, (1.0,) * micro)
-        assert found == pytest.approx(whole, rel=1e-9)
+    draws = lambda count: tuple(chance.choice((0.5, 1.0, 1.25, 3.0)) for _ in range(count))
+    for _ in range(30):
+        plan = Plan(pp=2 * chance.randint(1, 3), micro=12 * chance.randint(1, 3), schedule=name)
+        schedule = order_of(plan, plan.micro)
+        times, hop = [draws(schedule.depth) for _ in range(3)], chance.choice((0.0, 0.25, 1.0))
+        factors = chance.choice(((1.0,) * schedule.units, draws(schedule.units)))
+        whole = simulate(schedule, Cost(*times, hop=hop, factors=factors)).makespan
+        assert pipeline_seconds(plan, *times, hop, factors) == pytest.approx(whole, rel=1e-12)
 
 
 FREE = Cluster(8, Device(1e9), Network(Link(0, float("inf"))))

@@ -1,7 +1,7 @@
 """The scored puzzles: the best known scores are what they are said to be, and limits bind."""
 
 from dataclasses import replace
-from itertools import combinations, pairwise, permutations, product
+from itertools import combinations, permutations, product
 from math import inf
 
 import pytest
@@ -145,17 +145,6 @@ def test_no_cut_for_unlike_devices_is_faster_than_the_best():
             found.append((milliseconds, fits))
     best = min(milliseconds for milliseconds, fits in found if fits)
     assert best == pytest.approx(placement.BEST, abs=0.05) and min(found)[0] < best  # memory binds
-
-
-def test_the_clock_of_unlike_devices_is_the_schedules():
-    bounds, devices = (0, 3, 6, 11, 14), ["slow", "slow", "fast", "fast"]
-    times = [
-        sum(placement.UNLIKE[d].time(op.flops) for op in placement.LAYERS[a:b])
-        for d, (a, b) in zip(devices, pairwise(bounds), strict=True)
-    ]
-    hop = placement.HOP.time(placement.LAYERS[0].output)
-    whole = simulate(make("1f1b", 4, placement.MICROS), Cost(times, backward=[2 * t for t in times], hop=hop))
-    assert placement.unlike_step(bounds, devices)[0] == pytest.approx(1e3 * float(whole.makespan))
 
 
 def test_no_stages_for_little_memory_are_faster_than_the_best():

@@ -6,7 +6,7 @@ memory        what each rank holds at its fullest moment: moments walks through 
 kept          what it keeps from forward to backward; experts: of a mixture
 sends         what each rank sends, axis by axis; gathers: how often ZeRO gathers and sums
 share         what a plan gives one rank; tensor_costs: what tensor and sequence parallelism send and keep
-seconds       how long a rank works on a stage; pipelines: how long their schedule takes
+seconds       how long a rank works on a stage
 fit           alpha and beta from measured times, with their uncertainty
 metrics       speed-up, efficiency, Amdahl, Karp-Flatt
 published_steps  steps that others have published, beside what we predict of them

@@ -10,7 +10,7 @@ Narayanan et al. 2021, "Efficient Large-Scale Language Model Training", section 
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 
 from ..machine.arguments import checked
 from ..machine.speed import flops_per_token
@@ -20,7 +20,6 @@ from ..plan import Plan
 from ..schedules import Cost, Timeline, simulate
 from .memory import Held, fullest
 from .models import Transformer
-from .pipelines import pipeline_seconds
 from .problem import Cluster
 from .seconds import UPDATE, RankOnCluster, causal_pairs, routed
 from .sends import by_axis, exchanges, finish_sends, gradient_sends, sends, stage_ways
@@ -170,6 +169,33 @@ def _pipeline(machines: list[RankOnCluster]) -> float:
     plan = machines[0].share.plan  # of which the clock asks nothing else
     alike = Plan(pp=plan.pp, micro=plan.micro, schedule=plan.schedule, chunks=plan.chunks)
     return pipeline_seconds(alike, *_stage_seconds(machines), _factors(machines[0].share))
+
+
+@lru_cache(maxsize=4096)
+def pipeline_seconds(plan, forward: tuple, first: tuple, second: tuple, hop: float, factors: tuple) -> float:
+    """The makespan that `schedules.simulate` finds of the plan's schedule, much sooner.
+
+    Seconds of a full unit's `forward`, input and weight gradient by position, and of a message between two ranks;
+    `factors` are the shares of a full unit that each unit has. An operation waits for its rank and for a neighbouring
+    stage: whatever else it needs is on its own rank, and earlier.
+    """
+    schedule, done = order_of(plan, plan.micro), {}
+    depth, home, free = schedule.depth, schedule.placement, [0.0] * schedule.ranks
+    takes = {"F": forward, "I": first, "W": second, "B": [a + b for a, b in zip(first, second, strict=True)]}
+    steps = {"F": -1, "I": 1, "B": 1, "W": 0}  # how far away is the stage that it waits for
+    left = [list(reversed(order)) for order in schedule.orders]
+    while any(left):
+        for rank, order in enumerate(left):
+            while order:
+                kind, stage, unit = order[-1]
+                step, start, other = steps[kind], free[rank], stage + steps[kind]
+                if step and other // depth == stage // depth:  # in the same copy of the model
+                    if (step, other, unit) not in done:
+                        break
+                    start = max(start, done[step, other, unit] + hop * (home[other] != rank))
+                done[step, stage, unit] = free[rank] = start + takes[kind][stage % depth] * factors[unit]
+                order.pop()
+    return max(free)
 
 
 def _stage_seconds(machines: list[RankOnCluster]) -> tuple[tuple, tuple, tuple, float]:

@@ -70,7 +70,7 @@ class Numberless(TorchDispatchMode):
             return 1.0 if args[0].is_floating_point() else 0
         self.settle()
         out = self._known(func, args, kwargs)
-        made = [t for t in _tensors([out]) if id(t.untyped_storage()) not in self.alive]
+        made = [t for t in _tensors(out) if id(t.untyped_storage()) not in self.alive]
         if made:
             moment, asked = _where()
             for t in made:
@@ -90,18 +90,18 @@ class Numberless(TorchDispatchMode):
         if key in KNOWN:
             return _each(_like, KNOWN[key])
         out = self._run(func, args, kwargs)
-        if (made := _tensors([out])) and all(t.is_meta for t in made) and len(KNOWN) < MOST:
+        if (made := _tensors(out)) and all(t.is_meta for t in made) and len(KNOWN) < MOST:
             KNOWN[key] = _each(_like, out)
         return out
 
     def _run(self, func, args, kwargs):
         """Small whole numbers are computed; of all else only the shape, by torch's rule for the operator."""
-        given = _tensors([*args, *kwargs.values()])
+        given = _tensors((args, kwargs))
         meta = [t.is_meta for t in given]
         whole = given or kwargs.get("dtype") in (torch.int64, torch.bool) or func is aten.arange.default
         if whole and not any(meta):
             out = func(*args, **kwargs)
-            if not any(t.is_floating_point() or t.numel() > SMALL for t in _tensors([out])):
+            if not any(t.is_floating_point() or t.numel() > SMALL for t in _tensors(out)):
                 return out
         if "device" in kwargs or not given and _has_device(func):
             kwargs = kwargs | {"device": torch.device("meta")}
@@ -197,14 +197,10 @@ def _each(new, value):
     return new(value) if isinstance(value, torch.Tensor) else value
 
 
-def _tensors(values) -> list[torch.Tensor]:
-    """The tensors among these, and in lists and tuples among them."""
+def _tensors(value) -> list[torch.Tensor]:
+    """The tensors in an operator's arguments or result."""
     found = []
-    for value in values:
-        if isinstance(value, (tuple, list)):
-            found += _tensors(value)
-        elif isinstance(value, torch.Tensor):
-            found.append(value)
+    _each(found.append, value)
     return found
 
 

@@ -15,12 +15,11 @@ from ..parallel.context.layouts import layout
 from ..parallel.data import into_buckets
 from ..parallel.expert import bytes_sent
 from ..parallel.servers import share_out
-from ..parallel.zero import costs as zero
 from ..parallel.zero.flat import owner_of
 from ..ranks.traffic import all_gather_cost, all_reduce_cost, chain_cost, split_sizes
 from . import tensor_costs
 from .gathers import gather_counts, reduce_counts
-from .share import EXPERT, RankShare, check_price, frame, groups_of
+from .share import EXPERT, RankShare, check_price, frame
 
 
 @dataclass(frozen=True)
@@ -38,15 +37,10 @@ class AxisTraffic:
         return AxisTraffic(self.axis, self.op, self.bytes * count, self.messages * count, self.calls * count)
 
 
-@lru_cache(maxsize=65536)
-def _ring_cost(elements: int, ranks: int, rank: int, element: int) -> tuple[int, int]:
-    """(bytes, messages) of an all-reduce."""
-    return all_reduce_cost([element * c for c in split_sizes(elements, ranks)], rank)
-
-
 def all_reduce(axis: str, elements: int, ranks: int, rank: int, element: int) -> list[AxisTraffic]:
     """An all-reduce of so many elements; a single rank sends nothing."""
-    return [AxisTraffic(axis, "all_reduce", *_ring_cost(elements, ranks, rank, element))] if ranks > 1 else []
+    chunks = [element * c for c in split_sizes(elements, ranks)]
+    return [AxisTraffic(axis, "all_reduce", *all_reduce_cost(chunks, rank))] if ranks > 1 else []
 
 
 def stage_ways(share: RankShare, stage: int, rows: int, tokens: int) -> dict[str, list[AxisTraffic]]:
@@ -137,11 +131,6 @@ def _buckets(sizes: tuple[int, ...], itemsize: int, kib: int) -> list[int]:
     return [sum(w.numel() for w in group) for group in into_buckets([*map(like, sizes)], 1024 * kib)]
 
 
-@lru_cache(maxsize=4096)
-def _gather_cost(size: int, ranks: int, place: int) -> tuple[int, int]:
-    return all_gather_cost([size] * ranks, place)
-
-
 def _zero(share: RankShare) -> list[AxisTraffic]:
     plan, found, gathered, reduced = share.plan, [], gather_counts(share), reduce_counts(share)
     across, counts = plan.dp * plan.cp // share.sharing[0], Counter()
@@ -154,8 +143,8 @@ def _zero(share: RankShare) -> list[AxisTraffic]:
             gather = chain_cost(whole, place == (owner - 1) % ranks)
             reduce = chain_cost(whole, place == owner)
         else:
-            shard = share.shards[key]
-            gather, reduce = (_gather_cost(shard * e, ranks, place) for e in (share.itemsize, share.gradient))
+            shard, bytes_each = share.shards[key], (share.itemsize, share.gradient)
+            gather, reduce = (all_gather_cost([shard * e] * ranks, place) for e in bytes_each)
             if across > 1:
                 found += all_reduce("replica", shard, across, share.place // ranks, share.master)
         counts[axis, "all_gather", *gather] += gathered[key]
@@ -206,23 +195,17 @@ WANTED = {
 
 def owned(share: RankShare, wanted: str) -> int:
     """Elements of the parameters that are `WANTED`, or of the parts of them that this rank's optimizer steps."""
-    ranks = (*share.sharing, share.plan.ep, share.plan.data == "owner") if share.plan.zero else None
-    return _owned(share.groups_key, wanted, ranks)
-
-
-@lru_cache(maxsize=4096)
-def _owned(key: tuple, wanted: str, sharing: tuple | None) -> int:
-    groups, total = groups_of(*key), 0
-    ranks, place, ep, owner = sharing or (1, 0, 1, False)
-    for number, ((_, kind), group) in enumerate(groups.items()):
-        whole, start = sum(p.elements for p in group), 0
-        if kind >= EXPERT:
-            total += zero.shard_length(whole, ranks // ep) * (wanted == "all")
+    (ranks, place), plan, total = share.sharing, share.plan, 0
+    for number, (part, group) in enumerate(share.groups.items()):
+        size = share.shards[part] if plan.zero else share.sizes[part]
+        if part[1] >= EXPERT:
+            total += size * (wanted == "all")
             continue
-        size = zero.shard_length(whole, ranks)
-        low, high = place * size, (place + 1) * size
-        if owner:
-            low, high = (0, whole) if owner_of(number, len(groups), ranks) == place else (0, 0)
+        low = place * size if plan.zero else 0
+        start, high = 0, low + size
+        if plan.zero and plan.data == "owner":
+            mine = owner_of(number, len(share.sizes), ranks) == place
+            low, high = 0, share.sizes[part] * mine
         for p in group:
             if WANTED[wanted](p):
                 total += max(0, min(start + p.elements, high) - max(start, low))

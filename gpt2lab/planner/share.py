@@ -38,25 +38,9 @@ def check(plan: Plan, config: GPT2Config, rows: int, length: int) -> None:
     """`Plan.check`, quickly: where rows suffice, two micro-batches are refused for the same reasons as thousands."""
     if rows >= plan.dp * plan.micro and plan.micro > 2 and not plan.asynchronous:
         plan = replace(plan, micro=2)
-    if why := _why_not(plan, config, rows, length):
-        raise ValueError(why)
+    plan.check(config, rows, length)
     if isinstance(config, Transformer):
         config.check_cut(plan)
-
-
-@lru_cache(maxsize=4096)
-def _why_not(plan: Plan, config: GPT2Config, rows: int, length: int) -> str:
-    try:
-        plan.check(config, rows, length)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def runs_again(plan: Plan) -> tuple[int, int]:
-    """How often a forward runs again before its backward: that of blocks, that of embedding and head."""
-    stages, zero3 = plan.pp > 1 and plan.recompute, plan.zero == 3 and not plan.refill
-    return (stages + zero3, int(stages)) if plan.pp > 1 else (int(plan.recompute or zero3), 0)
 
 
 def rank_parts(plan: Plan, config: GPT2Config, rank: int) -> Parts:
@@ -171,11 +155,12 @@ class RankShare:
 
     @cached_property
     def again(self) -> tuple[int, int]:
-        """`runs_again` of the plan."""
-        return runs_again(self.plan)
+        """How often a forward runs again before its backward: that of blocks, that of embedding and head."""
+        zero3, once = self.plan.zero == 3 and not self.plan.refill, self.plan.recompute
+        return (once + zero3, int(once)) if self.plan.pp > 1 else (int(once or zero3), 0)
 
     @cached_property
-    def groups_key(self) -> tuple:
+    def _key(self) -> tuple:
         """What decides which parameters are here."""
         here, plan = self.parts, self.plan
         return self.config, here.first, here.last, tuple(here.blocks), plan.tp, self.tp, plan.sp, plan.ep
@@ -183,22 +168,22 @@ class RankShare:
     @property
     def groups(self) -> dict[tuple[str, bool], tuple[Parameter, ...]]:
         """The parts that ZeRO shards, as `zero.flat.into_groups` forms them: (part, cut by tensor parallelism)."""
-        return groups_of(*self.groups_key)
+        return _groups(*self._key)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         """All parameters here, in the model's order."""
-        return _parameters(*self.groups_key)
+        return _parameters(*self._key)
 
     @cached_property
     def sizes(self) -> dict[tuple[str, bool], int]:
         """Elements of each of these parts."""
-        return _sizes(self.groups_key)
+        return {part: sum(p.elements for p in group) for part, group in self.groups.items()}
 
     @cached_property
     def shards(self) -> dict[tuple[str, bool], int]:
         """Elements of this rank's shard of each part."""
-        return _shards(self.groups_key, *(self.replicas(experts)[1] for experts in (False, True)))
+        return {part: shard_length(size, self.sharers(part)) for part, size in self.sizes.items()}
 
     @property
     def mixtures(self) -> list[int]:
@@ -291,18 +276,8 @@ def _mixture(config: GPT2Config, ep: int) -> list[tuple]:
 
 
 @lru_cache(maxsize=1024)
-def _sizes(key: tuple) -> dict[tuple[str, bool], int]:
-    return {part: sum(p.elements for p in group) for part, group in groups_of(*key).items()}
-
-
-@lru_cache(maxsize=1024)
-def _shards(key: tuple, *sharers: int) -> dict[tuple[str, bool], int]:
-    return {part: shard_length(size, sharers[part[1] >= EXPERT]) for part, size in _sizes(key).items()}
-
-
-@lru_cache(maxsize=1024)
-def groups_of(*key) -> dict[tuple[str, bool], tuple[Parameter, ...]]:
-    """The groups of parameters of a `RankShare.groups_key`."""
+def _groups(*key) -> dict[tuple[str, bool], tuple[Parameter, ...]]:
+    """The groups of parameters of a `RankShare._key`."""
     found: dict[tuple[str, bool], tuple[Parameter, ...]] = {}
     for p in _parameters(*key):
         key = part_of(p.name), p.cut + EXPERT * p.expert

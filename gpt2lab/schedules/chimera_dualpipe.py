@@ -1,7 +1,7 @@
 """Bidirectional schedules: two copies of the model, run in opposite directions, fill each other's bubbles."""
 
 from .phases import play, v_placement
-from .schedule import Op, Schedule, require
+from .schedule import Op, Schedule
 
 
 def chimera(ranks: int, micros: int) -> Schedule:
@@ -11,7 +11,6 @@ def chimera(ranks: int, micros: int) -> Schedule:
     with equal forwards and backwards; 2 weights, p/2 + 1 to p activations. If m does not fill the last group, the
     surplus is left out; an odd p uses the schedule for p + 1 without an inner rank.
     """
-    require(ranks, micros)
     half = (ranks + 1) // 2
     unit = 2 * half
     work = -(-micros // unit) * unit
@@ -37,7 +36,6 @@ def dualpipe(ranks: int, micros: int) -> Schedule:
     another m uses the schedule for the next such number without the surplus; an odd p uses the one for p + 1 without
     an inner rank.
     """
-    require(ranks, micros)
     half = (ranks + 1) // 2
     work = max(micros + micros % 2, 4 * half)
     orders = []
@@ -59,7 +57,6 @@ def dualpipe_v(ranks: int, micros: int) -> Schedule:
     Two half-size stages per rank, 2p + 1 of their activations. Needs m >= 2p; fewer use the schedule for 2p without
     the surplus.
     """
-    require(ranks, micros)
     work = max(micros, 2 * ranks)
     orders = tuple(
         play(_dual_phases(ranks, r, work), {"a": r, "b": 2 * ranks - 1 - r}, range(work), range(work))

@@ -2,7 +2,7 @@
 
 from itertools import accumulate
 
-from .schedule import Op, Schedule, require
+from .schedule import Op, Schedule
 
 
 def naive(ranks: int, micros: int) -> Schedule:
@@ -10,7 +10,6 @@ def naive(ranks: int, micros: int) -> Schedule:
 
     Bubble (p - 1) / p of the makespan; one activation held.
     """
-    require(ranks, micros)
     orders = [[Op(kind, s, i) for i in range(micros) for kind in "FB"] for s in range(ranks)]
     return _one_stage_each(orders, micros, "naive", [1] * ranks)
 
@@ -21,7 +20,6 @@ def gpipe(ranks: int, micros: int) -> Schedule:
     Bubble (p - 1) / (m + p - 1) of the makespan; every rank holds all m activations. Backwards run in the order of the
     forwards, so that gradients are added in the same order as in 1F1B.
     """
-    require(ranks, micros)
     orders = [[Op(kind, s, i) for kind in "FB" for i in range(micros)] for s in range(ranks)]
     return _one_stage_each(orders, micros, "gpipe", [micros] * ranks)
 
@@ -31,7 +29,6 @@ def one_forward_one_backward(ranks: int, micros: int) -> Schedule:
 
     Bubble (p - 1) / (m + p - 1), the same as GPipe's; but stage s holds only min(m, p - s) activations.
     """
-    require(ranks, micros)
     return alternate((1,) * ranks, micros, ranks, "1f1b")
 
 

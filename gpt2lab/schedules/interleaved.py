@@ -1,6 +1,6 @@
 """Schedules with several chunks of the model per rank, round robin: rank r holds stages r, r + p, r + 2p, ..."""
 
-from .schedule import Op, Schedule, require
+from .schedule import Op, Schedule
 
 
 def interleaved(ranks: int, micros: int, chunks: int = 2) -> Schedule:
@@ -9,7 +9,6 @@ def interleaved(ranks: int, micros: int, chunks: int = 2) -> Schedule:
     Bubble (p - 1) / (v m + p - 1) of the makespan, for v times as many messages and more activations. The published
     rule needs m to be a multiple of p; any other m uses the order of the next multiple without the surplus.
     """
-    require(ranks, micros, chunks=chunks)
     rounded = -(-micros // ranks) * ranks
     total = chunks * rounded
     orders, promise = [], []
@@ -32,7 +31,6 @@ def breadth_first(ranks: int, micros: int, chunks: int = 2) -> Schedule:
 
     Bubble (p - 1) / (v m + p - 1) of the makespan when m >= p; every rank holds all v m activations.
     """
-    require(ranks, micros, chunks=chunks)
     orders = []
     for r in range(ranks):
         forward = [Op("F", c * ranks + r, i) for c in range(chunks) for i in range(micros)]

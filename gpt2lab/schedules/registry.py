@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..machine.arguments import checked
 from ..machine.words import did_you_mean
 from . import asynchronous, chimera_dualpipe, gpipe_1f1b, interleaved, terapipe, zero_bubble
-from .schedule import Schedule
+from .schedule import Schedule, require
 
 
 @dataclass(frozen=True)
@@ -64,4 +64,6 @@ def make(name: str, ranks: int, micros: int, **options: int) -> Schedule:
         if option not in generator.options:
             takes = ", ".join(generator.options) or "no options"
             raise ValueError(f"The schedule {generator.name} has no option {option!r}. It takes {takes}.")
+    if generator in GENERATORS:
+        require(ranks, micros, **options)
     return generator.make(ranks, micros, **options)

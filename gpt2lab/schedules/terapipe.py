@@ -16,7 +16,6 @@ def terapipe(ranks: int, micros: int, slices: int = 2) -> Schedule:
     Forward latency is sum t_i + (p - 1) max t_i over the slices, m times the sum with m micro-batches. Every rank
     holds all m K slices until backward, which runs the slices of a micro-batch from the last to the first.
     """
-    require(ranks, micros, slices=slices)
     units = range(micros * slices)
     back = [i * slices + k for i in range(micros) for k in reversed(range(slices))]
     orders = tuple(

@@ -1,7 +1,7 @@
 """Zero-bubble schedules: no other rank needs a weight gradient, so weight gradients fill the gaps (Qi et al. 2023)."""
 
 from .phases import play, v_placement
-from .schedule import Op, Schedule, require
+from .schedule import Op, Schedule
 
 
 def zb_h1(ranks: int, micros: int) -> Schedule:
@@ -18,7 +18,6 @@ def zb_h2(ranks: int, micros: int) -> Schedule:
 
     Bubble (p - 1)(TF + TI - 2 TW) in each rank's own span, zero where TF = TI = TW; at most 2p - 1 activations.
     """
-    require(ranks, micros)
     return _handcrafted(ranks, micros, "zb_h2", limit=2 * ranks - 1, lead=2)
 
 
@@ -27,7 +26,6 @@ def zb_v(ranks: int, micros: int) -> Schedule:
 
     No bubble in a rank's own span where TF = TI = TW, at 1F1B's memory: 2p activations of half-size stages.
     """
-    require(ranks, micros)
     work = max(micros, 2 * ranks)
     orders = []
     for r in range(ranks):
@@ -47,7 +45,6 @@ def zb_v(ranks: int, micros: int) -> Schedule:
 
 def _handcrafted(ranks, micros, name, limit, lead) -> Schedule:
     """Forwards lead by `lead` per stage; from `limit` activations on, a weight gradient follows each input gradient."""
-    require(ranks, micros)
     orders = []
     for s in range(ranks):
         warm_up = min(micros, lead * (ranks - 1 - s))

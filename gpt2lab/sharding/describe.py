@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..machine.arguments import checked
-from .expression import Expr, Index, Tensor, Window, children, expression_text, lift
+from .expression import Expr, Index, Tensor, Window, children, lift
 
 Placement = int | str | None  # of one tensor on one axis: the dimension that is cut, "sum", "max", or whole
 
@@ -150,7 +150,7 @@ class _Analysis:
         inner = [e for e in self.reduces if self._over(e, label)] if not root else []
         if label not in output and not root and not inner:
             return None
-        inner = {expression_text(e, {}): e for e in inner}.values()
+        inner = {self._labelled(e): e for e in inner}.values()
         messages = tuple((e.args[0], tuple(sorted(self._free(e)))) for e in inner)
         for number in needed or ():
             places[number] = "sum"
@@ -160,6 +160,13 @@ class _Analysis:
 
     def _over(self, e: Expr, label: str) -> bool:
         return e.kind == "reduce" and any(self.name(i.name) == label for i in e.args[1])
+
+    def _labelled(self, e) -> tuple | str:
+        """An expression with labels instead of indices: equal for equal sums, whatever their indices are called."""
+        if isinstance(e, Index):
+            return self.name(e.name)
+        args = e.args if isinstance(e, Expr) else e
+        return (getattr(e, "kind", ""), *map(self._labelled, args)) if isinstance(args, tuple) else repr(e)
 
     def _free(self, e: Expr) -> set[str]:
         """The indices of the result of a reduction: those of its body that it does not reduce."""

@@ -117,17 +117,3 @@ def _reduce(op: str, body: Callable) -> Expr:
 def children(e: Expr) -> list[Expr]:
     """The expressions right below one."""
     return [arg for arg in e.args if isinstance(arg, Expr)]
-
-
-def expression_text(e, bound: dict[str, str]) -> str:
-    """An expression as text in which the reduced indices have no names of their own: equal for equal values."""
-    if isinstance(e, Index):
-        return bound.get(e.name, e.name)
-    if isinstance(e, tuple):
-        return f"({','.join(expression_text(one, bound) for one in e)})"
-    if not isinstance(e, Expr):
-        return repr(e)
-    if e.kind == "reduce":
-        op, indices, body = e.args
-        return f"{op}({expression_text(body, bound | {i.name: f'#{len(bound)}{n}' for n, i in enumerate(indices)})})"
-    return f"{e.kind}{expression_text(e.args, bound)}"

@@ -43,29 +43,19 @@ class Access:
         return f"{self.mode} {self.tensor}[{', '.join(f'{a}:{b}' for a, b in self.box)}]"
 
 
-def reads(tensor: str, *box) -> Access:
-    """An access that leaves the part as it is."""
-    return Access("reads", tensor, box)
+def _mode(name: str, what: str) -> Callable[..., Access]:
+    def access(tensor: str, *box) -> Access:
+        return Access(name, tensor, box)
+
+    access.__name__, access.__qualname__, access.__doc__ = name, name, f"An access that {what}"
+    return access
 
 
-def writes(tensor: str, *box) -> Access:
-    """An access that replaces the part, whatever was there."""
-    return Access("writes", tensor, box)
-
-
-def updates(tensor: str, *box) -> Access:
-    """An access that reads the part and replaces it."""
-    return Access("updates", tensor, box)
-
-
-def reduces(tensor: str, *box) -> Access:
-    """An access that adds to the part: such tasks come in any order, but only one at a time (OmpSs-2: commutative)."""
-    return Access("reduces", tensor, box)
-
-
-def concurrent(tensor: str, *box) -> Access:
-    """An access that may go on beside others of its kind: the task itself makes that safe."""
-    return Access("concurrent", tensor, box)
+reads = _mode("reads", "leaves the part as it is.")
+writes = _mode("writes", "replaces the part, whatever was there.")
+updates = _mode("updates", "reads the part and replaces it.")
+reduces = _mode("reduces", "adds to the part: in any order, but one task at a time (OmpSs-2: commutative).")
+concurrent = _mode("concurrent", "may go on beside others of its kind: the task itself makes that safe.")
 
 
 @dataclass(eq=False)

@@ -1,6 +1,7 @@
 """Bugs in what plans cost and in what is simulated at scale: seen by formulas, by a clock, by bytes counted before."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import test_planner_costs as costs
@@ -11,7 +12,7 @@ from gpt2lab.machine.links import Link, Network
 from gpt2lab.model import GPT2Config
 from gpt2lab.parallel.zero.costs import bytes_held, zero_bytes_sent
 from gpt2lab.plan import Plan
-from gpt2lab.planner import choose, failures, kept, memory, pipelines, scale, seconds, sends
+from gpt2lab.planner import choose, cost, failures, kept, memory, scale, seconds, sends
 from gpt2lab.planner.choose import Goal, parallelize
 from gpt2lab.planner.memory import of_rank
 from gpt2lab.planner.moments import Walk
@@ -86,13 +87,13 @@ BUGS = {
     "gpipe keeps as little as 1F1B":
         (memory._order, "order_of(plan,", 'order_of(replace(plan, schedule="1f1b"),', bytes_of_rank),
     "messages take no time":
-        (pipelines.time_of_1f1b, "hop * ((other", "0 * ((other",
-         costs.test_1f1b_by_slots_takes_as_long_as_its_clock_says),
+        (cost.pipeline_seconds, "hop * (home", "0 * (home",
+         partial(costs.test_a_pipeline_takes_as_long_as_its_clock_says, "1f1b")),
     "replicas do all rows":
         (RankShare.micro_rows, "split_sizes(self.rows, self.plan.dp)[self.dp]", "self.rows",
          costs.test_the_parts_of_a_prediction_add_up_and_ideal_ranks_share_the_work),
     "recomputation is free":
-        (RankShare.again, "runs_again(self.plan)", "0, 0",
+        (RankShare.again, "self.plan.recompute", "False",
          costs.test_recomputation_shows_as_a_third_of_the_blocks_work),
     "every rank has a core":
         (RankOnCluster.crowd, "if self.cluster.cores", "if False",

@@ -7,8 +7,8 @@ from types import MappingProxyType
 from ...machine.links import Link
 from ...model import PRESETS, GPT2Config
 from ...planner.balance import best_cut, equal_count, slowest
-from ...planner.pipelines import time_of_1f1b
 from ...planner.problem import STATE, Device, gpt2_layers
+from ...schedules import Cost, make, simulate
 from . import Puzzle, Task, returned
 from .differences import listed
 from .guards import patient
@@ -179,8 +179,8 @@ def unlike_step(bounds, devices) -> tuple[float, list[float]]:
         flying = min(MICROS, len(devices) - stage)  # micro-batches whose activations wait for their backward
         times.append(sum(UNLIKE[devices[stage]].time(op.flops) for op in LAYERS[a:b]))
         held.append(sum(STATE * op.weights + flying * op.kept for op in LAYERS[a:b]) / 1e9)
-    seconds = time_of_1f1b(times, [2 * t for t in times], HOP.time(LAYERS[0].output), MICROS)
-    return 1e3 * seconds, held
+    cost = Cost(times, backward=[2 * t for t in times], hop=HOP.time(LAYERS[0].output))
+    return 1e3 * simulate(make("1f1b", len(times), MICROS), cost).makespan, held
 
 
 def _bounds_and_devices(found) -> tuple:
