@@ -168,8 +168,11 @@ def test_every_plan_reads_exactly_what_every_plan_has_written(reader, more, pool
         assert not [name for name, t in right.items() if not same(t, found[name])], writer
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
-@pytest.mark.parametrize("router", ["", *ROUTERS])
+MODELS = [(router, "adamw") for router in ("", *ROUTERS)]
+MODELS += [(router, optimizer) for router in ("", "gshard") for optimizer in ("sgd", "muon")]
+
+
+@pytest.mark.parametrize("router, optimizer", MODELS)
 def test_every_model_goes_on_on_its_own_plan_bit_for_bit_and_on_others(router, optimizer, pools, tmp_path):
     whole = optimizer == "muon"  # Muon needs whole matrices
     if router:
