@@ -187,7 +187,7 @@ OVER = {
     "planner": 5_997,
     "classroom": 2_605,
     "core": 12_472,
-    "the package": 49_894,
+    "the package": 49_884,
 }  # too large today: these may only shrink
 
 
