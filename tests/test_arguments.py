@@ -1,11 +1,10 @@
 """Every argument of what is public, at odd values: it is taken where it means something, or refused in words.
 
 Of four rooms everything public is called, `public` walks them: with arguments that `USUAL` has by their names, or `OWN`
-for one call. What is new fails until its arguments have values there, or until INTERNAL says who has checked what it is
-given. Of the other rooms CALLS has what a notebook calls.
+for one call. What is new fails until its arguments have values there, or until NOT_ASKED has its name. Of the other
+rooms CALLS has what a notebook calls.
 """
 
-import ast
 import importlib
 import inspect
 import math
@@ -23,7 +22,6 @@ import pytest
 import torch
 from test_numbers import FUNCTIONS, ROOMS, SOON
 
-import gpt2lab
 from gpt2lab.corpus.batches import Batches
 from gpt2lab.corpus.loaders import InOrder
 from gpt2lab.corpus.shards import Shard, read_text, tokenise, write_shard
@@ -461,118 +459,39 @@ def files(tmp_path_factory):
     return folder
 
 
-SHARE = "reads the part of a rank, RankShare, of a plan and sizes that `memory` or `predict` have checked"
-SPACE = "looks at plans of a goal and a cluster that `parallelize` has checked"
-SEARCH = "reads a ChainProblem, which is checked, and the space that the planner has made of it"
-PUBLISHED = "reads rows of `published_steps.toml`"
-DRY = "runs inside a dry run, whose plan is checked"
-RECORD = "is what a call gives back, which reads nothing of it again"
-MADE = "is made by the thousand of what has been checked; who takes it looks at its kind"
-SYMBOLS = "is a description: `analyse` calls it with symbols, and whatever is no symbol is a constant"
-TRACED = "is called by torch while it captures a function"
-ON_RANKS = "reads parts and axes at which Interpreter and StageRunner have looked"
-TASKS = "runs inside a Scheduler, which has checked graph, workers and cores"
-ORDERS = "makes orders; who asks for them has checked how many ranks and micro-batches there are"
-AT_HOME = {  # what is called in its own file alone
-    SEARCH: "planner.alpa.Stages planner.search.Judge planner.search.halved planner.search.whole_cluster",
-    RECORD: (
-        "planner.choose.Choice planner.choose.PricedPlan planner.cost.Prediction planner.dry.DryRank "
-        "planner.events.Sending planner.events.Simulated planner.failures.Phase planner.fit.Fit "
-        "planner.graph_stages.StagePlan planner.memory.Held planner.reinforce.Learned planner.scale.Counted "
-        "schedules.asynchronous.Stream schedules.registry.Generator sharding.partition.Program "
-        "sharding.propagate.Spread sharding.staged.Passed"
-    ),
-    SPACE: "planner.choose.pareto",
-    SHARE: "planner.cost.pipeline_seconds planner.memory.has_formula planner.memory.of_rank",
-    DRY: "planner.dry.steps_until_full",
-    PUBLISHED: "planner.published_steps.cluster planner.published_steps.fit",
-    TRACED: "sharding.capture",
-    MADE: (
-        "sharding.cost.Step sharding.cost.steps sharding.describe.Rule sharding.partition.Change "
-        "sharding.partition.Run sharding.propagate.level tasks.graph.Access tasks.graph.Task"
-    ),
-    ORDERS: (
-        "schedules.chimera_dualpipe schedules.interleaved schedules.terapipe.terapipe schedules.zero_bubble"
-    ),
-    TASKS: "tasks.gpt2.tokens_of",
-}
-INTERNAL = {  # what is public by name and is given only what others have checked: why, and who else calls it
-    "planner.alpa.fastest_pipeline": (SEARCH, "planner.search"),
-    "planner.bounds": (SPACE, "planner.choose"),
-    "planner.cost.classes": (SHARE, "planner.bounds planner.choose"),
-    "planner.cost.timed": (SHARE, "planner.choose"),
-    "planner.cuts.merged": (SEARCH, "planner.alpa"),
-    "planner.dry.dry_run": (SHARE, "planner.memory"),
-    "planner.experts": (SHARE, "planner.dry planner.kept planner.moments"),
-    "planner.gathers": (SHARE, "planner.moments planner.sends"),
-    "planner.graph_stages.integer_program": (SEARCH, "planner.alpa"),
-    "planner.kept": (SHARE, "planner.bounds planner.moments planner.seconds"),
-    "planner.memory.fullest": (SHARE, "lessons.labs.trade_off planner.cost"),
-    "planner.models.Parameter": (RECORD, "planner.share"),
-    "planner.models.model_typed": ("reads what the command line has parsed", "commands.memory commands.plan"),
-    "planner.models.of_model": ("takes nothing", "commands.memory commands.plan"),
-    "planner.models.units": (SHARE, "planner.bounds planner.share"),
-    "planner.moments": (SHARE, "planner.memory"),
-    "planner.numberless": (DRY, "planner.dry"),
-    "planner.placement.Placed": (RECORD, "planner.reinforce"),
-    "planner.seconds": (SHARE, "planner.bounds planner.cost"),
-    "planner.sends": (
-        SHARE,
-        "lessons.labs.trade_off planner.cost planner.dry planner.moments planner.seconds",
-    ),
-    "planner.share": (
-        SHARE,
-        "lessons.labs.trade_off planner.bounds planner.choose planner.cost planner.experts planner.gathers "
-        "planner.memory planner.sends planner.space",
-    ),
-    "planner.space.candidates": (SPACE, "benchmarks.plans"),
-    "planner.space.proposals": (SPACE, "planner.choose"),
-    "planner.space.runs": (SPACE, "planner.choose"),
-    "planner.tensor_costs.enter_cost": (SHARE, "planner.sends"),
-    "planner.tensor_costs.leave_cost": (SHARE, "planner.sends"),
-    "planner.tensor_costs.loss_cost": (SHARE, "planner.sends"),
-    "schedules.gpipe_1f1b": (ORDERS, "schedules.asynchronous"),
-    "schedules.phases.play": (ORDERS, "schedules.chimera_dualpipe schedules.zero_bubble"),
-    "schedules.play.Player": (ORDERS, "schedules.asynchronous"),
-    "schedules.timeline.TimedOp": (RECORD, "schedules.play"),
-    "schedules.timeline.Timeline": (RECORD, "schedules.play"),
-    "schedules.timeline.exact_ratio": (ORDERS, "schedules.play"),
-    "sharding.cost.added": (MADE, "sharding.crossing sharding.partition sharding.staged"),
-    "sharding.cost.step_cost": (MADE, "planner.cuts"),
-    "sharding.crossing": (MADE, "sharding.staged"),
-    "sharding.describe.Option": (MADE, "sharding.graph sharding.tofu"),
-    "sharding.expression": (SYMBOLS, "sharding.describe sharding.operators"),
-    "sharding.graph": (TRACED, "sharding.capture sharding.tofu"),
-    "sharding.halo": (MADE, "sharding.partition sharding.reshard"),
-    "sharding.interpret": (ON_RANKS, "sharding.run_staged"),
-    "sharding.operators": (SYMBOLS, "sharding.capture"),
-    "sharding.propagate.read_layout": ("reads a mark of which `propagate` has looked at graph and mesh", ""),
-    "sharding.reshard": (ON_RANKS, "sharding.interpret sharding.run_staged"),
-    "tasks.check.ancestors_of": (TASKS, "lessons.exercises.tasks"),
-    "tasks.check.independent_loops": (TASKS, "tasks.runtime"),
-    "tasks.cores": (TASKS, "tasks.scheduler"),
-    "tasks.gpt2.adamw": (TASKS, "benchmarks.tasks lessons.labs.executors"),
-    "tasks.runtime": (TASKS, "tasks.scheduler"),
-}
-INTERNAL |= {name: (why, "") for why, names in AT_HOME.items() for name in names.split()}
-ANYWHERE = {  # who calls it does not matter
-    MADE: "planner.balance.ChainStage schedules.schedule.Op",
-    "made by the thousand; its parse, named and whole, which take what is typed, are tried": "sharding.layout.Layout",
-    "torch looks at tensors, and a window is refused": "sharding.gpt2.plain_attention",
-    "the search calls it for every choice, millions of times; the problem has been looked at": (
-        "planner.search.soap planner.search.everything planner.search.one_device planner.search.submesh "
-        "planner.search.every_pipeline planner.search.every_plan"
-    ),
-    "a lesson shows its text, and runs what is made of it": (
-        "planner.search.Planner planner.seconds.RankOnCluster tasks.cores.Cores sharding.run_staged.StageRunner"
-    ),
-}
-ANYWHERE = {name for names in ANYWHERE.values() for name in names.split()}
-ASKED = (  # though files of INTERNAL have it
-    "sharding.capture.capture", "sharding.expression.Sum", "sharding.interpret.Interpreter",
-    "sharding.interpret.Interpreter.part", "sharding.reshard.live_axes", "sharding.reshard.shard",
-    "sharding.reshard.reshard", "tasks.runtime.run_sequential", "tasks.runtime.run_fork_join",
-)  # fmt: skip
+NOT_ASKED = """
+planner.alpa Stages fastest_pipeline; planner.balance ChainStage; planner.bounds Bounds; planner.choose
+PricedPlan Choice pareto; planner.cost Prediction timed classes pipeline_seconds; planner.cuts merged;
+planner.dry DryRank dry_run steps_until_full; planner.events Sending Simulated; planner.experts rows_of
+kept_more kept_of_rows in_backward; planner.failures Phase; planner.fit Fit; planner.gathers reduce_counts
+gather_counts WholeWeights; planner.graph_stages StagePlan integer_program; planner.kept inputs_only
+stream_bytes logits_bytes largest_matrix kept_by_stage kept_by_head kept_by_block kept_by_dense_block
+part_elements weights_held kept_between made_at_once transient in_attention Holding; planner.memory Held
+fullest of_rank has_formula; planner.models Parameter units of_model model_typed; planner.moments Walk;
+planner.numberless numberless Numberless; planner.placement Placed; planner.published_steps cluster fit;
+planner.reinforce Learned; planner.scale Counted; planner.search Judge Planner soap everything one_device
+whole_cluster submesh every_pipeline every_plan halved; planner.seconds Lies groups_on_nodes RankOnCluster
+routed block_work pairs_seen causal_pairs embedding_work head_work; planner.sends AxisTraffic all_reduce
+stage_ways gradient_sends finish_sends tied owned exchanges sends by_axis; planner.share frame order_of
+check rank_parts RankShare has_experts why_no_price check_price; planner.space candidates
+proposals runs; planner.tensor_costs enter_cost leave_cost loss_cost; schedules.asynchronous Stream;
+schedules.chimera_dualpipe chimera dualpipe dualpipe_v; schedules.gpipe_1f1b alternate naive gpipe
+one_forward_one_backward; schedules.interleaved interleaved breadth_first; schedules.phases play;
+schedules.play Player; schedules.registry Generator; schedules.schedule Op; schedules.terapipe terapipe;
+schedules.timeline TimedOp Timeline exact_ratio; schedules.zero_bubble zb_h1 zb_h2 zb_v; sharding.capture
+layer_norm convolution convolution_backward AtenCall Value; sharding.cost Step steps step_cost added;
+sharding.crossing Side Crossing; sharding.describe Option Rule; sharding.expression Index Window Expr lift
+Tensor apply same where Max children; sharding.gpt2 plain_attention; sharding.graph Node Graph Builder;
+sharding.halo Halo Halo.of overlap; sharding.interpret real_shape Interpreter.run Interpreter.begin
+Interpreter.put Interpreter.advance Interpreter.results Interpreter.call; sharding.layout Layout;
+sharding.operators softmax layer_norm attention cross_entropy pointwise reduction moves rule;
+sharding.partition Change Run Program; sharding.propagate Spread read_layout level; sharding.reshard sizes
+place follow take_step exchange_rows; sharding.run_staged StageRunner; sharding.staged Passed; tasks.check
+ancestors_of independent_loops; tasks.cores Cores Holder; tasks.gpt2 tokens_of adamw; tasks.graph Access
+Task; tasks.runtime Recorder one_thread in_threads
+"""
+NOT_ASKED = {f"{file}.{name}" for file, *names in map(str.split, NOT_ASKED.split(";")) for name in names}
+"""What is public by name, but is given only what others have checked, or is what a call gives back: by its file."""
 
 
 def public():
@@ -593,12 +512,6 @@ def public():
                         yield f"{full}.{method}", one, getattr(OF_CLASS.get(one, one), method)
 
 
-def internal(name: str) -> str:
-    """The key of INTERNAL or ANYWHERE for a name: its own, or that of its class or file; empty where it has none."""
-    keys = [".".join(name.split(".")[:n]) for n in (4, 3, 2)]
-    return next((key for key in keys if key in INTERNAL or key in ANYWHERE), "")
-
-
 def needed(call) -> set[str]:
     """The arguments that a call must have, and those that OWN gives it."""
     known = inspect.signature(call).parameters.values()
@@ -615,11 +528,11 @@ def asked() -> dict:
     """What is public and called at odd values here, by name; what asks for numbers alone is in `test_numbers`."""
     numbers, found = {function for function, _ in FUNCTIONS.values()}, {}
     for name, of, call in public():
-        bound = of in OF_CLASS or inspect.isclass(getattr(call, "__self__", None))
         # a class that is no argument may have methods to call
-        own = ("", name.rpartition(".")[0]) if bound else ("",)
+        bound = of in OF_CLASS or inspect.isclass(getattr(call, "__self__", None))
+        left = {name} if bound else {name, name.rpartition(".")[0]}
         known = call not in numbers or needed(call) <= {*values(name, call)}
-        if name in ASKED or internal(name) in own and known:
+        if not left & NOT_ASKED and known:
             found[name] = call
     return found
 
@@ -642,7 +555,7 @@ def tries(call, given) -> None:
 def test_odd_arguments_mean_something_or_are_refused_in_one_sentence(name):
     call = ASKED_FOR[name]
     missing = needed(call) - {*values(name, call)}
-    assert not missing, "give them values in USUAL or OWN, or say in INTERNAL why not"
+    assert not missing, "give them values in USUAL or OWN, or NOT_ASKED its name"
     given = {p: values(name, call)[p] for p in needed(call)}
     tries(call, given)
     numbers = {name for name, value in given.items() if type(value) is int}
@@ -667,32 +580,5 @@ def answers(call, given) -> bool:
         return False
 
 
-def test_what_has_a_reason_not_to_be_called_is_there():
-    left = {internal(name) for name, *_ in public() if name not in ASKED_FOR} - {""}
-    assert left == {*INTERNAL, *ANYWHERE} and {*ASKED} <= {*ASKED_FOR}
-
-
-def callers() -> dict[str, set[str]]:
-    """For each key of INTERNAL the files of the package, other than its own, in which it is called."""
-    names = {name for name, *_ in public() if name not in ASKED_FOR}
-    found, root = {key: set() for key in INTERNAL}, Path(gpt2lab.__file__).parent
-    for path in root.rglob("*.py"):
-        parts, tree, known = path.relative_to(root).with_suffix("").parts, ast.parse(path.read_text()), {}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.level:
-                home = [*parts[: len(parts) - node.level], *(node.module or "").split(".")]
-                known |= {
-                    one.asname or one.name: ".".join(filter(None, [*home, one.name])) for one in node.names
-                }
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call):
-                outer, _, inner = ast.unparse(node.func).partition(".")
-                name = ".".join(filter(None, [known.get(outer), inner]))
-                key = internal(name) if name in names else ""
-                if key in INTERNAL and ".".join(parts) != ".".join(name.split(".")[:2]):
-                    found[key].add(".".join(parts))
-    return found
-
-
-def test_what_is_given_only_what_has_been_checked_is_called_nowhere_else():
-    assert callers() == {key: set(files.split()) for key, (_, files) in INTERNAL.items()}
+def test_what_is_not_asked_is_there():
+    assert not NOT_ASKED - {name for name, *_ in public()}

@@ -169,8 +169,11 @@ def test_every_plan_reads_exactly_what_every_plan_has_written(reader, more, pool
         assert not [name for name, t in right.items() if not same(t, found[name])], writer
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "muon"])
-@pytest.mark.parametrize("router", ["", *ROUTERS])
+MODELS = [(router, "adamw") for router in ("", *ROUTERS)]
+MODELS += [(router, optimizer) for router in ("", "gshard") for optimizer in ("sgd", "muon")]
+
+
+@pytest.mark.parametrize("router, optimizer", MODELS)
 def test_every_model_goes_on_on_its_own_plan_bit_for_bit_and_on_others(router, optimizer, pools, tmp_path):
     whole = optimizer == "muon"  # Muon needs whole matrices
     if router:
@@ -374,17 +377,19 @@ def test_what_several_ranks_hold_is_written_once_by_whom_has_least_to_write():
     assert sorted(written) == [(name, (row, 0)) for name in "ab" for row in range(4)]
 
 
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        (((3, 0), (1, 3)), "12 elements, of which 9 are"),
-        (((1, 0), (3, 3)), "common"),
-        (((2, 1), (2, 3)), "not inside"),
-    ],
-)
-def test_boxes_that_do_not_make_up_a_tensor_are_not_written(other, words):
-    with pytest.raises(ValueError, match=words):
-        writing.who_writes([{"a": ((4, 3), [((0, 0), (2, 3))])}, {"a": ((4, 3), [other])}])
+def test_boxes_that_do_not_make_up_a_tensor_are_not_written():
+    right = [((0, 0), (3, 1)), ((0, 1), (2, 3)), ((2, 1), (1, 3))]  # of 3 x 4
+    writing.who_writes([{"x": ((3, 4), right)}, {"one number": ((), [((), ())])}])
+    for found, words in (
+        (right[:2], "12 elements, of which 9"),
+        ([*right[:2], ((2, 2), (1, 3))], "not inside"),
+        ([((-1, 0), (3, 1)), *right[1:]], "not inside"),
+        ([right[0], ((0, 1), (1, 3)), ((1, 0), (1, 3)), right[2]], "in common"),
+        ([((0, 0), (2, 2)), ((0, 2), (1, 2)), ((1, 1), (1, 3)), ((2, 0), (1, 3))], "in common"),
+        ([((0,), (12,))], "not inside"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            writing.who_writes([{"x": ((3, 4), found[:1])}, {"x": ((3, 4), found[1:])}])
 
 
 def resumed_in_16_bits(rank, world, run):

@@ -187,6 +187,7 @@ def counted_as_computed(counted, ranks, *sizes):
         assert point.held == pytest.approx(computed.held, rel=0.25), strategy
 
 
+@pytest.mark.slow  # lesson 20 counts them on 2 live ranks
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_what_is_computed_is_what_live_ranks_counted(pools, ranks):
     counted = trade_off.count(trade_off.STRATEGIES, ranks, SMALL, 8, 16, pools[ranks])

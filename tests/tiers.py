@@ -17,7 +17,7 @@ from zlib import crc32
 
 ROOT = Path(__file__).parents[1]
 DAYS = 7
-PROOF = "test_solutions_pass_blanks_are_todo_and_wrong_answers_fail"
+PROOF = "test_blanks_are_todo_and_wrong_answers_fail"
 DAILY = ("equivalence/test_equal", "test_refused", "test_comm", "test_transport")
 """Files that start ranks on every day: the table of equality, refusals, calls. Over gloo, where only the messages
 differ, they rotate as well."""

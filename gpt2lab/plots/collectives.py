@@ -90,7 +90,7 @@ def blocks(before, after, title: str = "", owners=None, own: str = "") -> Figure
     before, after: a list of sequences, one per rank. owners: the same shape as after, the rank that each block came
     from, or None where it is a sum of several. own: "before" or "after", where a rank has only the block of its place.
     """
-    fig, axes = figure(8, 0.7 + 0.45 * len(before), cols=2)
+    fig, axes = figure(8, 0.7 + 0.45 * len(before), cols=2, grid=False)
     first = [[rank] * len(row) for rank, row in enumerate(before)]
     width = max((len(row) for row in [*before, *after]), default=1)
     for ax, rows, whose, name in ((axes[0], before, first, "before"), (axes[1], after, owners, "after")):
@@ -105,5 +105,4 @@ def blocks(before, after, title: str = "", owners=None, own: str = "") -> Figure
                     text_at(ax, column + 0.5, rank + 0.5, f"{value:g}", **look)
         ax.set(xlim=(0, width), ylim=(len(rows), 0), title=f"{title}: {name}" if title else name, xticks=[])
         ax.set_yticks([r + 0.5 for r in range(len(rows))], [f"rank {r}" for r in range(len(rows))])
-        ax.grid(visible=False)
     return fig

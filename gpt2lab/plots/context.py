@@ -14,14 +14,13 @@ KERNELS = ("forward", "dQ", "dK,dV by key", "MLP")
 
 def token_owners(tables: list[TokenLayout]) -> Figure:
     """The token axis of every layout, coloured by owner."""
-    fig, ax = figure(8, 0.6 + 0.45 * len(tables))
+    fig, ax = figure(8, 0.6 + 0.45 * len(tables), grid=False)
     for row, table in enumerate(tables):
         for t, rank in enumerate(table.owners):
             text = rank if table.tokens <= 40 else ""
             cell(ax, t, row, 1, 0.76, rank_color(rank), text, size=8, edgecolor="white", lw=0.5)
     name_rows(ax, [table.name for table in tables])
     ax.set(xlim=(0, tables[0].tokens), ylim=(len(tables) - 0.5, -0.5), xlabel="position in the sequence")
-    ax.grid(visible=False)
     return fig
 
 
@@ -62,7 +61,7 @@ def picker(name: str, exchange: str, ranks: int, tokens: int) -> Figure:
 def layer_stack(table: TokenLayout) -> Figure:
     """The token axis through embedding, two layers and loss, coloured by owner; arrows: keys, values, gradients."""
     parts = ["embedding", *["layer norm", "attention", "MLP"] * 2, "loss"]
-    fig, ax = figure(8, 0.8 + 0.36 * len(parts))
+    fig, ax = figure(8, 0.8 + 0.36 * len(parts), grid=False)
     for row, part in enumerate(reversed(parts)):
         weight = "bold" if part == "attention" else None
         text_at(ax, -0.2, row, part, ha="right", fontsize=9, weight=weight)
@@ -78,7 +77,6 @@ def layer_stack(table: TokenLayout) -> Figure:
                     ax.annotate("", (stop, row - down), (start, row - down), arrowprops=arrow)
     ax.set(xlim=(-3.2, table.tokens), ylim=(-0.6, len(parts) - 0.4), xlabel="position in the sequence")
     ax.set(xticks=np.arange(0, table.tokens, 4), yticks=[])
-    ax.grid(visible=False)
     arrows = {"keys and values, forward": "forward", "their gradients, backward": "backward"}
     legend_above(ax, 2, handles=patches({what: COLORS[kind] for what, kind in arrows.items()}))
     return fig

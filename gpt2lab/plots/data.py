@@ -21,7 +21,9 @@ def checksums(maps: dict[str, list[list[str]]]) -> Figure:
 
     `maps[title][rank][step]` is any text; only equality counts.
     """
-    fig, axes = figure(8, 0.9 + 0.35 * len(next(iter(maps.values()))), 1, len(maps), squeeze=False)
+    fig, axes = figure(
+        8, 0.9 + 0.35 * len(next(iter(maps.values()))), 1, len(maps), squeeze=False, grid=False
+    )
     for ax, (title, digests) in zip(axes[0], maps.items(), strict=True):
         for step, column in enumerate(zip(*digests, strict=True)):
             seen = list(dict.fromkeys(column))
@@ -30,7 +32,6 @@ def checksums(maps: dict[str, list[list[str]]]) -> Figure:
                 cell(ax, step - 0.45, rank, 0.9, 0.8, HUES[kind], "abcdefgh"[kind])
         name_rows(ax, [f"rank {r}" for r in range(len(digests))])
         ax.set(title=title, xlabel="step", xlim=(-0.7, len(digests[0]) - 0.3))
-        ax.grid(visible=False)
     return fig
 
 
@@ -60,7 +61,7 @@ def rows_by_rank(ways: dict[str, list[list[int]]], count: int) -> Figure:
 
     `ways[name][rank]` lists rows.
     """
-    fig, ax = figure(8, 0.7 + 0.45 * len(ways))
+    fig, ax = figure(8, 0.7 + 0.45 * len(ways), grid=False)
     for y, shares in enumerate(ways.values()):
         owner = {row: rank for rank, share in enumerate(shares) for row in share}
         for row in range(count):
@@ -70,7 +71,6 @@ def rows_by_rank(ways: dict[str, list[list[int]]], count: int) -> Figure:
             text_at(ax, row, y, text, on=color, fontsize=9, weight="bold")
     name_rows(ax, ways)
     ax.set(xlabel="row of the batch", xticks=range(count), xlim=(-0.6, count - 0.4))
-    ax.grid(visible=False)
     return fig
 
 
@@ -124,13 +124,12 @@ def busiest(
 
 def shapes(owners: dict[str, np.ndarray]) -> Figure:
     """Which rank holds which token of the batch: a grid (rows, tokens) of ranks for each way of sharing."""
-    fig, axes = figure(8, 1.9, 1, len(owners))
+    fig, axes = figure(8, 1.9, 1, len(owners), grid=False)
     for ax, (title, grid) in zip(axes, owners.items(), strict=True):
         for (row, column), rank in np.ndenumerate(grid):
             cell(ax, column - 0.46, row, 0.92, 0.86, rank_color(int(rank)))
         name_rows(ax, range(grid.shape[0]))
         ax.set(title=title, xlabel="token", xticks=[0, grid.shape[1] - 1], xlim=(-0.7, grid.shape[1] - 0.3))
-        ax.grid(visible=False)
     axes[0].set_ylabel("row")
     ranks = sorted({int(r) for grid in owners.values() for r in grid.flat})
     handles = patches({f"rank {r}": rank_color(r) for r in ranks})

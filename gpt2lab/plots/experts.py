@@ -39,7 +39,7 @@ def flow():
 
 def room(asked: Sequence[tuple[int, int]], experts: int, room: int):
     """Two choices a token, best first, in the order in which they are let in; an expert takes `room` of them."""
-    fig, ax = figure(8, 0.45 * experts + 1)
+    fig, ax = figure(8, 0.45 * experts + 1, grid=False)
     order = [(token, choice) for choice in (0, 1) for token in range(len(asked))]
     taken = [0] * experts
     for x, (token, choice) in enumerate(order):
@@ -54,13 +54,12 @@ def room(asked: Sequence[tuple[int, int]], experts: int, room: int):
     ax.set(xlim=(0, len(order)), ylim=(experts - 0.5, -0.5))
     ax.set_xticks(np.arange(len(order)) + 0.5, ticks, fontsize=8)
     ax.set_title(f"first choices, then second ones; room for {room} an expert")
-    ax.grid(visible=False)
     return fig
 
 
 def by_letter(experts: Mapping[str, np.ndarray], letters):
     """Maps of each letter's choices among eight experts, (B, T) numbers for letters (B, T); commonest letters first."""
-    fig, axes = figure(8, 1.5 * len(experts), len(experts), 1, sharex=True)
+    fig, axes = figure(8, 1.5 * len(experts), len(experts), 1, sharex=True, grid=False)
     letters = np.asarray(letters)
     common = np.bincount(letters.ravel()).argsort()[::-1][:40]
     names = {10: "\u21b5", 32: "\u2423"}
@@ -68,7 +67,6 @@ def by_letter(experts: Mapping[str, np.ndarray], letters):
         shares = np.array([np.bincount(np.asarray(asked)[letters == one], minlength=8) for one in common]).T
         image = ax.imshow(shares / shares.sum(0), cmap="Greys", vmin=0, vmax=1, aspect="auto")
         ax.set(title=title, ylabel="expert", yticks=range(0, 8, 2))
-        ax.grid(visible=False)
     name_columns(axes[-1], [names.get(one, chr(one)) for one in common])
     axes[-1].set_xlabel("letter, the commonest first")
     fig.colorbar(image, ax=axes, label="share of the letter's first choices", fraction=0.03)
@@ -80,7 +78,7 @@ def loads(histories: Mapping[str, np.ndarray]):
 
     Dashed lines are where the borders are when all shares are even.
     """
-    fig, axes = figure(8, 2.8, 1, len(histories), sharey=True, squeeze=False)
+    fig, axes = figure(8, 2.8, 1, len(histories), sharey=True, squeeze=False, grid=False)
     for ax, (name, shares) in zip(axes[0], histories.items(), strict=True):
         steps, means = zip(*map(_running_mean, shares.T), strict=True)
         labels = [f"E{e}" for e in range(len(means))]
@@ -88,7 +86,6 @@ def loads(histories: Mapping[str, np.ndarray]):
         for border in np.arange(1, len(means)) / len(means):
             even = ax.axhline(border, color="black", ls="--", lw=0.6)
         ax.set(title=name, xlabel="step", ylim=(0, 1), xlim=(steps[0][0], steps[0][-1]))
-        ax.grid(visible=False)
     axes[0][0].set_ylabel("share of all choices")
     even.set_label("even shares")
     fig.legend(handles=[*axes[0][-1].collections[::-1], even], loc="outside right center", fontsize=8)

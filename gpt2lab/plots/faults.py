@@ -21,7 +21,7 @@ def lives(jobs: dict[str, list[Phase]], failures: Sequence[float], length: float
 
     The time axis is at least `length` hours long: pictures to compare get the same one.
     """
-    fig, ax = figure(8, 0.9 + 0.5 * len(jobs))
+    fig, ax = figure(8, 0.9 + 0.5 * len(jobs), grid=False)
     for y, spans in enumerate(jobs.values()):
         for kind, look in KINDS.items():
             mine = [(s.start, s.length) for s in spans if s.kind == kind]
@@ -33,14 +33,13 @@ def lives(jobs: dict[str, list[Phase]], failures: Sequence[float], length: float
             ax.axvline(at, color=COLORS["comm"], ls=":", lw=1)
     name_rows(ax, jobs)
     ax.set(xlabel="hours", xlim=(0, 1.08 * max(end, length)))
-    ax.grid(visible=False)
     fig.legend(handles=patches(KINDS), loc="outside upper right", ncols=len(KINDS), fontsize=9)
     return fig
 
 
 def boxes_held(layouts: dict[str, tuple[tuple[int, int], list[list[tuple]]]]) -> Figure:
     """Matrices in boxes: `layouts[title]` is a shape and, for every rank, (offsets, sizes) of the boxes it holds."""
-    fig, axes = figure(8, 4.0, 1, len(layouts), squeeze=False)
+    fig, axes = figure(8, 4.0, 1, len(layouts), squeeze=False, grid=False)
     for ax, (title, (shape, ranks)) in zip(axes[0], layouts.items(), strict=True):
         for rank, boxes in enumerate(ranks):
             for (row, column), (height, width) in boxes:
@@ -49,7 +48,6 @@ def boxes_held(layouts: dict[str, tuple[tuple[int, int], list[list[tuple]]]]) ->
         ax.set(xlim=(0, shape[1]), ylim=(shape[0], 0), xticks=[0, shape[1]], yticks=[0, shape[0]])
         ax.set(xlabel="column", ylabel="row")
         ax.set_title(title, fontsize=9)
-        ax.grid(visible=False)
     return fig
 
 

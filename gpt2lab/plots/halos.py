@@ -17,7 +17,7 @@ EXCHANGES = dict(zip(("heads", "halo of x", "halo of k, v"), HUES, strict=False)
 def halo_mask(tokens: int, ranks: int, window: int) -> Figure:
     """The band of windowed attention, own keys in the rank's colour, keys borrowed from a neighbour hatched."""
     table = layout("contiguous", tokens, ranks)
-    fig, ax = figure(5.2, 4)
+    fig, ax = figure(5.2, 4, grid=False)
     for q in range(tokens):
         color = rank_color(table.owners[q])
         for k in range(max(0, q - window), q + 1):
@@ -27,13 +27,12 @@ def halo_mask(tokens: int, ranks: int, window: int) -> Figure:
     for edge in np.cumsum(table.sizes)[:-1]:
         ax.axhline(edge, color="black", lw=0.8), ax.axvline(edge, color="black", lw=0.8)
     ax.set(xlim=(0, tokens), ylim=(tokens, 0), xlabel="key", ylabel="query", aspect="equal")
-    ax.grid(visible=False)
     return fig
 
 
 def halo_arrows(sizes, window: int) -> Figure:
     """Shards with the halo in front of each: left the rows' way forward, right their gradients' way back."""
-    fig, axes = figure(8, 2.6, cols=2)
+    fig, axes = figure(8, 2.6, cols=2, grid=False)
     ends, titles = np.cumsum((0, *sizes)), ("forward: rows", "backward: gradients, added")
     for ax, title, ahead in zip(axes, titles, (True, False), strict=True):
         for r, first in enumerate(ends[:-1]):
@@ -50,7 +49,6 @@ def halo_arrows(sizes, window: int) -> Figure:
                     ax.annotate("", b if ahead else a, a if ahead else b, arrowprops=style)
         ax.set(xlim=(0, ends[-1]), ylim=(-0.5, len(sizes) - 0.5), title=title, xlabel="token")
         ax.set_yticks(range(len(sizes)), [f"rank {r}" for r in reversed(range(len(sizes)))])
-        ax.grid(visible=False)
     return fig
 
 

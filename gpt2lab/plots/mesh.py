@@ -146,7 +146,7 @@ def strategy_pairs(names: Sequence[str], tested: dict[tuple[str, str], list[str]
 
     `tested` is `compositions.table()`.
     """
-    fig, ax = figure(7.2, 3.6)
+    fig, ax = figure(7.2, 3.6, grid=False)
     most = max(map(len, tested.values()))
     for row, a in enumerate(names):
         for col, b in enumerate(names[: row + 1]):
@@ -159,7 +159,6 @@ def strategy_pairs(names: Sequence[str], tested: dict[tuple[str, str], list[str]
     ax.set(xlim=(-0.6, len(names) - 0.4), ylim=(len(names) - 0.4, -0.6))
     ax.spines[:].set_visible(False)
     ax.tick_params(length=0)
-    ax.grid(visible=False)
     return fig
 
 

@@ -93,7 +93,7 @@ def _key(ax) -> None:
 
 def program_messages(programs: dict, border: int):
     """What partitioned programs send, from the first operator to the last; `border` is where backward begins."""
-    fig, axes = figure(8, 0.75 * len(programs) + 0.9, len(programs), 1, sharex=True)
+    fig, axes = figure(8, 0.75 * len(programs) + 0.9, len(programs), 1, sharex=True, grid=False)
     for ax, (name, sent) in zip(axes, programs.items(), strict=True):
         for at, kind, size in sent:
             ax.vlines(at, 0, size, color=KINDS[kind], lw=2)
@@ -101,7 +101,6 @@ def program_messages(programs: dict, border: int):
         ax.set(ylim=(0, 1.15 * top), yticks=[])
         ax.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
         ax.axvline(border, color=COLORS["other"], ls="--", lw=1)
-        ax.grid(False)
     axes[-1].set_xlabel("operator of the program: forward, then (dashed line) backward; height: elements")
     used = [k for k in KINDS if any(kind == k for sent in programs.values() for _, kind, _ in sent)]
     handles = patches({k: KINDS[k] for k in used})

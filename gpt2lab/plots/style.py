@@ -104,14 +104,19 @@ def ink(color: str, limit: float = 0.55) -> str:
     return "black" if np.dot(to_rgb(color), (0.299, 0.587, 0.114)) > limit else "white"
 
 
-def figure(width: float = 8, height: float = 3.2, rows: int = 1, cols: int = 1, **subplots):
+def figure(
+    width: float = 8, height: float = 3.2, rows: int = 1, cols: int = 1, grid: bool = True, **subplots
+):
     """A new figure in this style: (Figure, axes). Sizes in inches; a width of 8 fits a notebook cell.
 
-    `subplots` goes to `Figure.subplots` (sharex, width_ratios, squeeze ...).
+    Its axes have lines of a `grid`, or none. `subplots` goes to `Figure.subplots` (sharex, width_ratios, squeeze ...).
     """
     style()
     fig = Figure(figsize=(width, height), layout="constrained")
-    return fig, fig.subplots(rows, cols, **subplots)
+    axes = fig.subplots(rows, cols, **subplots)
+    for ax in fig.axes:
+        ax.grid(grid)
+    return fig, axes
 
 
 def plain_log(axis) -> None:

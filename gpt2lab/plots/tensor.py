@@ -121,12 +121,11 @@ def crossover(width: int = 768, ranks: int = 2, counted=()):
 
 def shards(weights, titles):
     """Weight matrices side by side as heat maps on one colour scale, to see what is alike."""
-    fig, axes = figure(8, 2.5, 1, len(weights))
+    fig, axes = figure(8, 2.5, 1, len(weights), grid=False)
     most = max(float(abs(w).max()) for w in weights)
     for ax, weight, title in zip(axes, weights, titles, strict=True):
         image = ax.imshow(weight, vmin=-most, vmax=most, cmap="RdBu", aspect="auto")
         ax.set(title=title, xlabel="outputs", ylabel="inputs")
-        ax.grid(False)
     fig.colorbar(image, ax=axes)
     return fig
 

@@ -52,7 +52,7 @@ def who_holds_what(held: dict[int, dict[str, float]], ranks: int) -> Figure:
 
 def flat_stretch(sizes: dict[str, int], ranks: int) -> Figure:
     """Parameters of these sizes laid out one after the other and padded, and below them the shard of each rank."""
-    fig, ax = figure(8, 1.5)
+    fig, ax = figure(8, 1.5, grid=False)
     total, left = sum(sizes.values()), 0
     share = -(-total // ranks)
     for name, size in sizes.items():
@@ -66,7 +66,6 @@ def flat_stretch(sizes: dict[str, int], ranks: int) -> Figure:
         ax.vlines((rank + 1) * share, -0.4, 1.4, color="black", lw=1, ls=":")
     ax.set_yticks([1, 0], ["parameters", "shards"])
     ax.set(xlim=(0, share * ranks), xticks=range(0, share * ranks + 1, share), xlabel="element")
-    ax.grid(False)
     return fig
 
 

@@ -984,8 +984,8 @@ show(
 )
 
 # %% [markdown]
-# By updates the three are alike here, by time ASP leads. Now in real time, *paced*: the workers sleep, the slow one four
-# times as long; *two* servers hold half of the weights each, and still take gradients in the seed's order.
+# By updates the three are alike here, by time ASP leads. Now in real time, *paced*: the workers sleep, the slow one
+# four times as long; *two* servers hold half of the weights each, and still take gradients in the seed's order.
 
 # %% tags=["measured"]
 for name, bound in (("BSP", 0), ("SSP, s = 2", 2), ("ASP", None)):

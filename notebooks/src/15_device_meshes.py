@@ -937,8 +937,8 @@ print(f"no bug, five other seeds: the loss curve differs by {min(apart):.1%} to 
 show(
     plots.bugs(runs, errors),
     "computed",
-    "five wrong runs: their loss curves, and the largest error of loss, gradients and norm at the first step, and of the "
-    "loss curve.",
+    "five wrong runs: their loss curves, and the largest error of loss, gradients and norm at the first step, and of "
+    "the loss curve.",
     "Left, loss curves on top of each other; right, marks of gradient and norm errors far from the grey area of equal, "
     "except the first bug's gradient, which is equal",
 )

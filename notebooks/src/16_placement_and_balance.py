@@ -41,8 +41,8 @@ two, three = Ranks(2), Ranks(3)  # live ranks, started when first used
 # %% [markdown]
 # ## A graph, and devices
 #
-# One block of GPT-2, as the graph that a placer sees: 11 operators and the input x, which is placed too; an edge carries
-# a result of (B, T, C), the MLP's inner one of (B, T, 4 C). An operator of f operations takes launch + f / rate
+# One block of GPT-2, as the graph that a placer sees: 11 operators and the input x, which is placed too; an edge
+# carries a result of (B, T, C), the MLP's inner one of (B, T, 4 C). An operator of f operations takes launch + f / rate
 # seconds, because small products run below the full rate (lesson 02), and a message α + S β (lesson 03). Both are
 # lines, so the same fit finds them. Here is the processor that built this page, from square matrix products:
 

@@ -1,5 +1,7 @@
 """Every composition writes exactly the serial text, on every rank, however tokens are chosen."""
 
+import os
+
 import pytest
 from planting import under
 
@@ -79,7 +81,13 @@ def check(composition, pools):
             assert mine == right, case
 
 
-@pytest.mark.parametrize("composition", (*TENSOR, *FEWER, *MORE, *EXPERTS, *PAIRS), ids=lambda c: c.plan)
+def compositions() -> tuple[Composition, ...]:
+    """All of one and two strategies; over gloo those whose calls no other test makes there."""
+    over_gloo = os.environ.get("GPT2LAB_BACKEND") == "gloo"
+    return (MORE[0], EXPERTS[1]) if over_gloo else (*TENSOR, *FEWER, *MORE, *EXPERTS, *PAIRS)
+
+
+@pytest.mark.parametrize("composition", compositions(), ids=lambda c: c.plan)
 def test_the_text_is_the_serial_one(composition, pools):
     check(composition, pools)
 

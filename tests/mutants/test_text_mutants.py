@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import test_algorithms
+import test_checkpoint
 import test_corpus
 import test_effects
 import test_generate
@@ -41,6 +42,7 @@ YOUNG = test_scale.test_young_s_interval_loses_least_and_simulated_lives_agree_w
 LOST = test_scale.test_a_failure_loses_what_was_not_saved_and_one_in_a_save_loses_the_save
 QUARTILES = test_timing.test_one_slow_trial_moves_neither_median_nor_quartiles
 TOGETHER = test_timing.test_ranks_are_timed_from_the_last_arrival_to_the_last_end
+BOXES = test_checkpoint.test_boxes_that_do_not_make_up_a_tensor_are_not_written
 SEALED = {"step": 3, "plan": "serial", "optimizer": "adamw"}
 SEALED["sha256"] = {"config.json": "1", "rank0.safetensors": "2"}
 
@@ -62,24 +64,6 @@ def sealed() -> None:
         sentence = reading.text(cut) if lacking != "seal" else json.dumps(cut | {"more": 1})
         with pytest.raises(ValueError, match="missing|no digest|sha256 is at its end"):
             reading.parse(sentence.encode())
-
-
-def complete() -> None:
-    """Boxes that fill a tensor pass; with any of them moved, doubled or missing they do not."""
-    right = [((0, 0), (3, 1)), ((0, 1), (2, 3)), ((2, 1), (1, 3))]  # of 3 x 4
-    boxes.check_complete("x", (3, 4), right)
-    boxes.check_complete("x", (), [((), ())])
-    wrong = [
-        (right[:2], "12 elements, of which 9"),
-        ([((0, 0), (3, 1)), ((0, 1), (2, 3)), ((2, 2), (1, 3))], "not inside"),
-        ([((-1, 0), (3, 1)), *right[1:]], "not inside"),
-        ([((0, 0), (3, 1)), ((0, 1), (1, 3)), ((1, 0), (1, 3)), ((2, 1), (1, 3))], "in common"),
-        ([((0, 0), (2, 2)), ((0, 2), (1, 2)), ((1, 1), (1, 3)), ((2, 0), (1, 3))], "in common"),
-        ([((0,), (12,))], "not inside"),
-    ]
-    for found, words in wrong:
-        with pytest.raises(ValueError, match=words):
-            boxes.check_complete("x", (3, 4), found)
 
 
 def times_differ():
@@ -203,13 +187,13 @@ MUTANTS = {
     "tensors need no digest":
         (reading.parse, "or not any(name.endswith(TENSORS) for name in files)", "", sealed),
     "config.json needs no digest": (reading.parse, "or CONFIG not in files", "", sealed),
-    "boxes outside a tensor are read": (boxes.check_complete, "if not inside:", "if False:", complete),
-    "boxes below zero are read": (boxes.check_complete, "min(begin, default=0) >= 0", "True", complete),
-    "a tensor with a gap is read": (boxes.check_complete, "if held != wanted:", "if False:", complete),
-    "boxes that overlap are read": (boxes.check_complete, "if _common(", "if None and _common(", complete),
+    "boxes outside a tensor are read": (boxes.check_complete, "if not inside:", "if False:", BOXES),
+    "boxes below zero are read": (boxes.check_complete, "min(begin, default=0) >= 0", "True", BOXES),
+    "a tensor with a gap is read": (boxes.check_complete, "if held != wanted:", "if False:", BOXES),
+    "boxes that overlap are read": (boxes.check_complete, "if _common(", "if None and _common(", BOXES),
     "only neighbours are compared":
-        (boxes.check_complete, "found[i + 1 :]", "found[i + 1 : i + 2]", complete),
-    "the search for overlaps ends too early": (boxes.check_complete, ">= end[:1]", ">= end[1:]", complete),
+        (boxes.check_complete, "found[i + 1 :]", "found[i + 1 : i + 2]", BOXES),
+    "the search for overlaps ends too early": (boxes.check_complete, ">= end[:1]", ">= end[1:]", BOXES),
     "no entry is needed": (reading.parse, "if type(state.get(name)) is not kind:", "if False:", sealed),
 }  # fmt: skip
 
