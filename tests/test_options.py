@@ -275,7 +275,7 @@ class Run:
         patch.setattr(run.checkpoint, "is_one", lambda _: True)
         patch.setattr(run.checkpoint, "Saver", lambda _, *a: note("saver", self)(*a))
         patch.setattr(train.folders, "options_of", lambda _: run.Options(steps=100))
-        patch.setattr(train, "finish", lambda options, *a: note("finish")(options.sample, *a))
+        patch.setattr(train, "finish", lambda options, *a: note("finish")(a[0] and options.sample, *a))
         patch.setattr(train.folders, "new", lambda options, out, job: Path(out))
         patch.setattr(train.folders, "occupied", contextlib.nullcontext)
         patch.setattr(launch, "launch", lambda f, a, *more, **k: note("ranks")(k) or run.start(0, 2, *more))
