@@ -201,12 +201,14 @@ class SharedMemoryGroup(NamedGroup):
 
 
 def _flat(x: torch.Tensor) -> torch.Tensor:
-    """One dimension, of any stride: a view where possible, else a copy."""
-    return x if x.dim() == 1 and not x.requires_grad else x.detach().reshape(-1)
+    """One dimension, contiguous: a view where possible, else a copy."""
+    if x.dim() == 1 and x.is_contiguous() and not x.requires_grad:
+        return x
+    return x.detach().reshape(-1).contiguous()  # of every second number `reshape` alone is a view
 
 
 def _back(tensors, flats) -> None:
-    """Copy results back into tensors that have no flat view."""
+    """Copy results back into tensors whose strides needed a flat copy."""
     for x, flat in zip(tensors, flats, strict=True):
         if x.data_ptr() != flat.data_ptr():
             x.detach().copy_(flat.view(x.shape))

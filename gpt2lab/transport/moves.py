@@ -1,7 +1,8 @@
 """Every collective and message as a generator on streams: what one rank writes, what it reads, in which order.
 
-Tensors are flat here. A tensor of any size is sent in rounds of one slot; with two slots per rank the next round can be
-written while the last is read. Rounds are the same on all ranks, so no call can wait for a later one.
+Tensors are flat and contiguous here. A tensor of any size is sent in rounds of one slot; with two slots per rank
+the next round can be written while the last is read. Rounds are the same on all ranks, so no call can wait for a
+later one.
 
 `ends` are this rank's ends of all streams; `kind` is the number of the call's kind, which is sent with every delivery.
 """
@@ -10,33 +11,59 @@ SMALL = 1 << 17  # bytes up to which an all-reduce is one exchange
 CHUNK = 1 << 18  # bytes of one exchange: they fit into the cache of a core
 
 
+def exchange_slots(ends, kind, x):
+    """Deliver x to all; returns all ranks' x, in rank order, as views of their slots until `release`."""
+    size = x.numel() * x.element_size()
+    slot = yield from ends.out.claim()
+    everyone = [slot.like(x).copy_(x)] * ends.ranks
+    ends.out.deliver(ends.peers, size, kind)
+    for peer in ends.peers:
+        there = yield from ends.coming[peer].next(size, kind)
+        everyone[peer] = there.like(x)
+    return everyone
+
+
+def release(ends) -> None:
+    """Free the slots of an exchange."""
+    for peer in ends.peers:
+        ends.coming[peer].release()
+
+
 def all_reduce(ends, kind, x, combine):
     """x becomes the combination of all ranks' x, the same bits on every rank.
 
     A small tensor, or one of two ranks, is combined whole on every rank: one exchange instead of two.
     """
-    width = x.element_size()
+    size = x.numel() * x.element_size()
     if ends.ranks == 1:
         return
-    if ends.ranks > 2 and x.numel() * width > SMALL:
-        for chunk in _chunks(x, ends.out.size // width // ends.ranks * ends.ranks * width):
-            parts = chunk.tensor_split(ends.ranks)
-            yield from reduce_scatter(ends, kind, parts[ends.rank], parts, combine)
-            yield from all_gather(ends, kind, parts, parts[ends.rank])
+    if ends.ranks > 2 and size > SMALL:
+        for chunk in _chunks(x, ends.out.size):
+            yield from _reduce_then_share(ends, kind, chunk, combine)
         return
     for chunk in _chunks(x, CHUNK):
-        size = chunk.numel() * width
-        slot = yield from ends.out.claim()
-        everyone = [slot.like(chunk).copy_(chunk)] * ends.ranks
-        ends.out.deliver(ends.peers, size, kind)
-        for peer in ends.peers:
-            there = yield from ends.coming[peer].next(size, kind)
-            everyone[peer] = there.like(chunk)
+        everyone = yield from exchange_slots(ends, kind, chunk)
         combine(everyone[0], everyone[1], out=chunk)
         for other in everyone[2:]:
             combine(chunk, other, out=chunk)
-        for peer in ends.peers:
-            ends.coming[peer].release()
+        release(ends)
+
+
+def _reduce_then_share(ends, kind, x, combine):
+    """A reduce-scatter and an all-gather of one slot: rank r combines the r-th part of x for all ranks."""
+    size, width = x.numel() * x.element_size(), x.element_size()
+    parts = x.tensor_split(ends.ranks)
+    starts = [width * (part.storage_offset() - x.storage_offset()) for part in parts]
+    mine = parts[ends.rank]
+    slot = yield from ends.out.claim()
+    for peer in ends.peers:
+        slot.like(parts[peer], starts[peer]).copy_(parts[peer])
+    ends.out.deliver(ends.peers, size, kind)
+    for peer in ends.peers:
+        there = yield from ends.coming[peer].next(size, kind)
+        combine(mine, there.like(mine, starts[ends.rank]), out=mine)
+        ends.coming[peer].release()
+    yield from all_gather(ends, kind, parts, mine)
 
 
 def reduce_scatter(ends, kind, out, parts, combine):
@@ -45,15 +72,14 @@ def reduce_scatter(ends, kind, out, parts, combine):
     step = ends.out.size // ends.ranks // width
     out.copy_(parts[ends.rank])
     for start in range(0, max(part.numel() for part in parts), step):
-        rows = [part[start : start + step] for part in parts]
-        size = sum(row.numel() for row in rows) * width
+        row = lambda rank, start=start: parts[rank][start : start + step]
         slot = yield from ends.out.claim()
         for peer in ends.peers:
-            slot.like(rows[peer], peer * step * width).copy_(rows[peer])
-        ends.out.deliver(ends.peers, size, kind)
+            slot.like(row(peer), peer * step * width).copy_(row(peer))
+        ends.out.deliver(ends.peers, ends.out.size, kind)
         mine = out[start : start + step]
         for peer in ends.peers:
-            there = yield from ends.coming[peer].next(size, kind)
+            there = yield from ends.coming[peer].next(ends.out.size, kind)
             combine(mine, there.like(mine, ends.rank * step * width), out=mine)
             ends.coming[peer].release()
 

@@ -52,12 +52,12 @@ def cuts_what_it_should_round(right):
 
 BUGS = {
     "a chunk is a number longer than its slot":
-        (moves._chunks, "x.split(size // x.element_size())", "x.split(size + 1)", edges.rings_go_round),
+        (moves._chunks, "x.split(size // x.element_size())", "x.split(size + 1)", edges.lengths_at_the_limits),
     "a part of a sum is read at its sender's place":
-        (moves.reduce_scatter, "like(mine, ends.rank * ", "like(mine, peer * ", edges.lengths_at_the_limits),
-    "a part of a sum is as long as its slot, whatever is in it":
-        (moves.reduce_scatter, "sum(row.numel() for row in rows) * width", "ends.out.size",
-         edges.parts_of_another_length_are_refused),
+        (moves._reduce_then_share, "like(mine, starts[ends.rank])", "like(mine, starts[peer])",
+         edges.lengths_at_the_limits),
+    "places in a later round count from the whole tensor":
+        (moves._reduce_then_share, " - x.storage_offset()", "", edges.lengths_at_the_limits),
     "views of a slot are remembered without their place":
         (stream.Slot.like, "key = (x.numel(), x.dtype, at)", "key = (x.numel(), x.dtype)",
          edges.lengths_at_the_limits),
@@ -86,9 +86,9 @@ BUGS = {
         (stream.Incoming.next, " or what != kind", "", edges.another_type_is_refused),
     "the kind of a call says nothing of its type":
         (kinds.number, "DTYPES.index(dtype)", "0", edges.another_type_is_refused),
+    "a strided tensor counts as flat": (group._flat, ".contiguous()", "", edges.strides),
     "each rank adds from itself on":
-        (moves.all_reduce, "combine(everyone[0], ",
-         "everyone = everyone[ends.rank :] + everyone[: ends.rank]; combine(everyone[0], ",
+        (moves.exchange_slots, "return everyone", "return everyone[ends.rank :] + everyone[: ends.rank]",
          edges.the_same_bits_everywhere),
     "a barrier does not wait for the last rank":
         (moves.barrier, "for peer in ends.peers:", "for peer in ends.peers[:-1]:",
@@ -100,7 +100,7 @@ BUGS = {
     "a new request does not wake who sleeps for another":
         (engine.ProgressEngine._enter, "semaphores.post(self._wakeup)", "pass", edges.a_thread_beside_a_sleeper),
     "the last rank's part is forgotten in a sum":
-        (moves.all_reduce, "in everyone[2:]", "in everyone[2:-1]", edges.lengths_at_the_limits),
+        (moves.exchange_slots, "return everyone", "return [*everyone[:-1], 0 * x]", edges.lengths_at_the_limits),
     "a neighbour's part is shared":
         (moves.all_gather, "step =", "outs = [*outs[1:], outs[0]]; step =", edges.lengths_at_the_limits),
     "an all-to-all sends parts to the wrong ranks":
