@@ -126,6 +126,13 @@ def another_length_is_refused(group, rank, keys):
     yield "five for four", refused(lambda: dist.broadcast(x, 1, group=group)), torch.tensor(rank != 1)
 
 
+def parts_of_another_length_are_refused(group, rank, keys):
+    """Rank 1 sums parts of five numbers, the others parts of four."""
+    size = 5 if rank == 1 else 4
+    call = lambda: dist.reduce_scatter_tensor(torch.empty(size), torch.ones(RANKS * size), group=group)
+    yield "parts of five and of four", refused(call), torch.tensor(True)
+
+
 def another_type_is_refused(group, rank, keys):
     """Four whole numbers for four others: as many bytes, and not the same."""
     x = torch.ones(4, dtype=torch.int32) if rank == 1 else torch.ones(4)
@@ -251,8 +258,9 @@ class Keys:
 
 CHECKS = (
     lengths_at_the_limits, rings_go_round, a_late_reader, a_sleeping_writer, a_sleeper_in_a_sum,
-    strides, the_same_bits_everywhere, another_length_is_refused, another_type_is_refused,
-    nobody_leaves_a_barrier_early, a_send_ends_with_its_receive, two_receivers, two_senders, a_thread_beside_a_sleeper,
+    strides, the_same_bits_everywhere, another_length_is_refused, parts_of_another_length_are_refused,
+    another_type_is_refused, nobody_leaves_a_barrier_early, a_send_ends_with_its_receive, two_receivers, two_senders,
+    a_thread_beside_a_sleeper,
 )  # fmt: skip
 
 

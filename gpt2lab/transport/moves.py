@@ -72,14 +72,15 @@ def reduce_scatter(ends, kind, out, parts, combine):
     step = ends.out.size // ends.ranks // width
     out.copy_(parts[ends.rank])
     for start in range(0, max(part.numel() for part in parts), step):
-        row = lambda rank, start=start: parts[rank][start : start + step]
+        rows = [part[start : start + step] for part in parts]
+        size = sum(row.numel() for row in rows) * width
         slot = yield from ends.out.claim()
         for peer in ends.peers:
-            slot.like(row(peer), peer * step * width).copy_(row(peer))
-        ends.out.deliver(ends.peers, ends.out.size, kind)
+            slot.like(rows[peer], peer * step * width).copy_(rows[peer])
+        ends.out.deliver(ends.peers, size, kind)
         mine = out[start : start + step]
         for peer in ends.peers:
-            there = yield from ends.coming[peer].next(ends.out.size, kind)
+            there = yield from ends.coming[peer].next(size, kind)
             combine(mine, there.like(mine, ends.rank * step * width), out=mine)
             ends.coming[peer].release()
 

@@ -58,6 +58,9 @@ BUGS = {
          edges.lengths_at_the_limits),
     "places in a later round count from the whole tensor":
         (moves._reduce_then_share, " - x.storage_offset()", "", edges.lengths_at_the_limits),
+    "a part of a sum is as long as its slot, whatever is in it":
+        (moves.reduce_scatter, "sum(row.numel() for row in rows) * width", "ends.out.size",
+         edges.parts_of_another_length_are_refused),
     "views of a slot are remembered without their place":
         (stream.Slot.like, "key = (x.numel(), x.dtype, at)", "key = (x.numel(), x.dtype)",
          edges.lengths_at_the_limits),
