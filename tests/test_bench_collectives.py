@@ -74,6 +74,8 @@ def test_what_samples_leave_open_is_called_undetermined():
     assert noisy.undetermined == ("latency",) and "latency undetermined (95 %: below" in str(noisy)
     small = fit([(6, size, 1e-3 * factor) for size, factor in ((10, 1.1), (20, 0.9), (30, 1.1), (40, 1.0))])
     assert small.undetermined == ("bandwidth",) and "bandwidth undetermined (95 %: above" in str(small)
+    steep = fit([(1, size, size**1.2) for size in (1, 2, 4, 8, 16)])  # a line through these begins below zero
+    assert steep.undetermined == ("latency",)
     assert fit(list(samples(0.01))).undetermined == () and "r2 1.000" in str(fit(list(samples(0.0))))
 
 

@@ -95,6 +95,7 @@ def told(text: str) -> float:
     """The number of a text with a unit."""
     units = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
     number, unit = text.replace(",", "").split()
+    assert "e+" not in number
     return float(number) * (units | {"ms": 1e-3, "s": 1, "min": 60, "h": 3600, "days": 86400})[unit]
 
 

@@ -40,7 +40,7 @@ from gpt2lab.commands import (
     verify,
 )  # fmt: skip
 from gpt2lab.corpus import tokenizer
-from gpt2lab.machine import namespaces
+from gpt2lab.machine import namespaces, patience
 from gpt2lab.machine.options import parser_of
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.parallel.chunked_loss import ChunkedLoss
@@ -355,6 +355,7 @@ def done(request, monkeypatch):
             runs.clear()
             with monkeypatch.context() as patch:
                 patch.setattr(run.time, "perf_counter", iter(range(10**6)).__next__)
+                patch.setattr(patience, "AFTER", float("inf"))  # by this clock all takes long
                 one = Run(patch) if name == "train" else None
                 for owner in (train, memory, schedule, unused) * unchecked:
                     patch.setattr(owner, "refuse", lambda *_: None)

@@ -78,9 +78,10 @@ TASKS = TaskGraph({"a": torch.zeros(4, 6)})
 MLP_GRAPH = captured_module(MLP(CUT), torch.ones(3, 5, CUT.n_embd), MLP_NAMES)
 
 
-def placing(name: str, devices: int):
-    """The layers of a published model, to be placed on laptops."""
-    return placement.Placing(problem.gpt2_layers(PRESETS[name], 1, 64), LAPTOP.with_devices(devices))
+def placing(model: str | GPT2Config, devices: int):
+    """The layers of a model, to be placed on laptops."""
+    layers = problem.gpt2_layers(PRESETS.get(model, model), 1, 64)
+    return placement.Placing(layers, LAPTOP.with_devices(devices))
 
 
 def searched(most: int):
@@ -272,6 +273,7 @@ CALLS = [
     (lambda: alpa.count_pipelines(-1, 4, 2, 1), "operators = -1 does not fit"),
     (lambda: timetable(Plan(pp=2), CUT, 8, 10**9, LAPTOP), "Sequences of 1000000000 tokens do not fit"),
     (lambda: placement.exhaustive_placement(placing("gpt2", 4)), "take too long"),
+    (lambda: placement.exhaustive_placement(placing(GPT2Config(n_layer=600), 4)), "1.0e+300 placements take too"),
     (lambda: searched(1000), "1,000 parts of placements were tried, and more are left. Use list_"),
     (lambda: LAPTOP.with_devices(10**12), "devices = 1000000000000 does not fit"),
     # sharding

@@ -1,4 +1,4 @@
-"""Hierarchical: sum inside each node first, so that only one n-th of the bytes crosses the slow links between nodes.
+"""Hierarchical: sum inside each node of g ranks first, so that each sends one g-th of the bytes over the slow links.
 
 Ring reduce-scatter inside the node, ring all-reduce of this rank's chunk with the ranks of the same position in other
 nodes, ring all-gather inside. Goyal et al. 2017, "Accurate, large minibatch SGD", section 4; Horovod's hierarchical

@@ -1,7 +1,7 @@
 """How fast this machine computes and sends, fitted to whole steps of small models and to sums between live ranks.
 
 Operations and bytes per second of a rank and the launch of an operator are those with which the planner's own formulas
-come nearest to the measured steps. All cores work while a step is timed, as they do in a parallel run. Last, a few
+come nearest to the measured steps. Up to four cores work while a step is timed, as in a parallel run. Last, a few
 plans of 1, 2 and 4 ranks say how much longer whole steps take than that: a core alone is faster, more ranks than cores
 are slower.
 """
@@ -105,7 +105,7 @@ def cluster_of(found: dict, memory: float = float("inf")) -> Cluster:
 
 
 def measured() -> dict:
-    """The numbers of this machine, from live ranks, one for each core."""
+    """The numbers of this machine, from live ranks: one for each core, two at least and four at most."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     ranks = max(2, min(cores, 4))
     with Ranks(ranks, echo=False, timeout=120) as pool:

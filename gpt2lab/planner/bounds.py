@@ -151,7 +151,7 @@ class Bounds:
         shared = machine.crowd if plan.pp > 1 else 1
         work = lambda flops, moved, each: machine.work(flops, moved, each * micro) / shared
         block = work(*block_work(*unit))
-        if plan.sp:  # two gathers and two sums forward, three and two backward, as fast as the fastest link
+        if plan.sp:  # two gathers and two sums forward, four and two backward, as fast as the fastest link
             stream = rows * share.tokens * share.config.n_embd * self.itemsize
             once = (plan.tp - 1) / plan.tp * stream / self.wire
             block += (10 / (3 + blocks) + blocks * 4 / (3 + blocks)) * once

@@ -208,9 +208,9 @@ def _short(search: _Search, watch: Callable) -> str:
             f"No plan of up to {ranks} fits into {in_bytes(limit)} a rank: the smallest, {again.best.plan}, "
             f"needs {in_bytes(need)}, {in_bytes(need - limit)} more. Use more memory, more ranks, or fewer rows."
         )
-    fast = search.fits
+    fast, fits = search.fits, f" that fits into {in_bytes(limit)} a rank" if limit < float("inf") else ""
     return (
-        f"No plan of up to {ranks} that fits into {in_bytes(limit)} a rank takes "
+        f"No plan of up to {ranks}{fits} takes "
         f"{in_seconds(goal.seconds)} or less: the fastest, {fast.plan}, takes {in_seconds(fast.prediction.seconds)}, "
         f"{in_seconds(fast.prediction.seconds - goal.seconds)} more. Use more or faster devices, or allow more time."
     )
@@ -279,4 +279,6 @@ def in_bytes(size: float) -> str:
 @checked(seconds=(-float("inf"), float("inf")))
 def in_seconds(seconds: float) -> str:
     """Seconds with a unit."""
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+    if abs(seconds) >= 999.5:
+        return f"{seconds:,.0f} s"
+    return f"{seconds:.3g} s" if abs(seconds) >= 0.9995 else f"{1e3 * seconds:.3g} ms"

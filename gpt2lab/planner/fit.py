@@ -68,7 +68,7 @@ def fit(samples: Sequence[tuple[float, float, float]]) -> Fit:
     total = np.sum((table[:, 2] - table[:, 2].mean()) ** 2)
     return Fit(
         Link(max(float(alpha), 0.0), 1 / float(beta)),
-        (max(0.0, float(alpha - wide[0])), float(alpha + wide[0])),
+        (max(0.0, float(alpha - wide[0])), max(0.0, float(alpha + wide[0]))),
         (1 / float(beta + wide[1]), float(fastest)),
         float(1 - residual / total),
     )

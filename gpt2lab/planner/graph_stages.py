@@ -48,7 +48,8 @@ def stage_options(graph: OperatorGraph, cluster: Cluster, rows: int) -> Callable
     """What Piper may do with a stage: a function (operators, stages behind it) -> [(devices, StagePlan)].
 
     Seconds for one micro-batch of `rows` rows: forward and backward on dp x tp devices, recomputing adds a forward;
-    messages across its borders in both directions; and for tp an all-reduce of its largest result, twice an operator.
+    messages across its borders in both directions; for tp an all-reduce of its largest result, twice an operator; for
+    dp the sum of the gradients, shared out over `rows` micro-batches a step.
     Memory: state / tp, and what is kept of `stages behind + 1` micro-batches in flight, as in 1F1B.
     """
     device, link = cluster.device, cluster.network.between

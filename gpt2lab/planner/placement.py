@@ -104,7 +104,7 @@ def exhaustive_placement(problem: Placing) -> Placed:
     """The best of all devices ^ operators placements that fit. Raises ValueError where none fits, or for too many."""
     if (count := problem.cluster.devices ** len(problem.graph)) > MOST:
         raise ValueError(
-            f"{count:.1e} placements take too long to try. Use branch_and_bound, or list_schedule."
+            f"{min(count, 10**300):.1e} placements take too long to try. Use branch_and_bound, or list_schedule."
         )
     every = patiently(product(range(problem.cluster.devices), repeat=len(problem.graph)), "placements", count)
     found = [(problem.simulate(where).makespan, where) for where in every if problem.fits(where)]

@@ -18,7 +18,7 @@ SCHEDULES = "1f1b", "interleaved", "zb_h1", "zb_v"
 PRUNED = {
     "refused": "the plan cannot run this model: Plan.check says why",
     "tensor ranks on two nodes": "its sums, four a layer, would cross the slow link",
-    "tensor ranks without sequence parallelism": "beyond four ranks sp=true holds less for about the same bytes",
+    "tensor ranks without sequence parallelism": "beyond four ranks sp=true holds less for a quarter more bytes",
     "ZeRO-2 or 3 beside a pipeline": "they gather or sum the weights again for every micro-batch",
     "other groups of HSDP": "ZeRO-2 and 3 share among all replicas or among those of a machine",
     "stages without a layer": "they would have the embedding or the head alone, and all others wait for them",

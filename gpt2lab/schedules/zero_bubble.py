@@ -22,7 +22,7 @@ def zb_h2(ranks: int, micros: int) -> Schedule:
 
 
 def zb_v(ranks: int, micros: int) -> Schedule:
-    """Two chunks per rank along a V: the first and the last stage share a rank (Qi et al. 2024, section 6).
+    """Two chunks per rank along a V: the first and the last stage share a rank (Qi et al. 2023, section 6).
 
     No bubble in a rank's own span where TF = TI = TW, at 1F1B's memory: 2p activations of half-size stages.
     """

@@ -4,7 +4,7 @@ A mesh is a dict of axis sizes, `{"x": 2, "y": 3}`; ranks are numbered with the 
 follow `split_sizes`: they differ by at most one, the larger ones first. A dimension cut by two axes is first cut by
 one, then each part by the other.
 
-Text forms: `S0R` of Alpa (Zheng et al. 2022, section 4.2), where a digit is the place of the axis in the mesh; and
+Text forms: `S0R` of Alpa (Zheng et al. 2022, section 4.1), where a digit is the place of the axis in the mesh; and
 names, `batch:x, ff:y`, as in Mesh-TensorFlow (Shazeer et al. 2018).
 """
 

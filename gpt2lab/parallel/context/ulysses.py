@@ -14,7 +14,7 @@ def heads(q, k, v, share: Share):
     """Attend with H/N heads over the whole sequence; work is equal whatever the layout, and no key is borrowed.
 
     Forward: an all-to-all of q, k, v and one of the output: 3 + 1 shards, of which (N-1)/N leave the rank.
-    Backward: the same two in reverse. Bytes per rank: 4 (N-1)/N^2 T C numbers in each direction.
+    Backward: the same two in reverse. Bytes per rank: 4 (N-1)/N^2 B T C numbers in each direction.
     """
     table, axis = share.table, share.axis
     batch, width, own = q.size(0), q.size(1) // axis.size, len(share.mine)

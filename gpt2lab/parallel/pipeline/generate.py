@@ -1,7 +1,8 @@
 """Generation through a pipeline with several streams of rows, so that no rank waits for the token of a single one.
 
-With one stream a token passes D stages one after the other and every rank is idle (D - 1) / D of the time; with N
-streams at once the idle share of a round of N tokens is (D - 1) / (D - 1 + N), and zero once N >= D.
+With one stream a token passes D stages one after the other and every rank is idle (D - 1) / D of the time. With N
+streams the idle share of one round of N tokens is (D - 1) / (D - 1 + N); where rounds run into each other (D - N) / D,
+and zero once N >= D.
 """
 
 from collections.abc import Callable, Sequence
