@@ -18,6 +18,7 @@ help:  ## list the targets
 	@echo "  Options: TODAY=3 (or all) and LESSON=07 for test, PORT=8890 and ARGS='...' for lab, ARGS=03 for notebooks, PYTHON=python3.12, TORCH_INDEX=<address>"
 
 lab: .venv/lab.stamp  ## open a copy of the lessons, in work/, in JupyterLab at 127.0.0.1 only
+	@read -r first < $(BIN)/jupyter && [ -x "$${first#\#!}" ] || $(ANEW)
 	@$(BIN)/python -m gpt2lab.classroom.copies work
 	JUPYTER_PATH="$(CURDIR)/gpt2lab/lessons:$$JUPYTER_PATH" \
 	JUPYTER_CONFIG_PATH="$(CURDIR)/gpt2lab/lessons:$$JUPYTER_CONFIG_PATH" \
@@ -59,7 +60,7 @@ site: .venv/lab.stamp .venv-site/stamp  ## the lessons as pages, in site/; ARGS=
 	@echo "Open site/index.html, or serve the folder: python3 -m http.server --directory site"
 
 slides:  ## a lesson for the projector, from site/: make slides ARGS=07
-	@page=$$(ls $(CURDIR)/site/$(ARGS)*_*.html 2>/dev/null | head -1); \
+	@page=$$(ls "$(CURDIR)"/site/$(ARGS)*_*.html 2>/dev/null | head -1); page=$${page// /%20}; \
 	  [ -n "$$page" ] || { echo "There is no page of lesson $(ARGS) in site/: run make site first."; exit 1; }; \
 	  echo "file://$$page?slides"; $(PYTHON) -m webbrowser "file://$$page?slides" >/dev/null
 
@@ -77,8 +78,11 @@ LAB_FLAGS := $(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname -s))
 # fails, as where packages come from a place that only pip's own configuration names.
 INSTALL := install() { uv pip install --quiet --python "$$1/bin/python" "$${@:2}" 2>/dev/null || "$$1/bin/pip" install --quiet "$${@:2}"; };
 
+ANEW := { echo "The programs in .venv do not start: this folder was moved, or Python updated. Build it anew: rm -rf .venv .venv-site, then make lab."; exit 1; }
+
 # A stamp remembers what was installed, so that a second call starts at once.
 .venv/bin/python:
+	@[ ! -L $@ ] || $(ANEW)
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): install Python 3.11 or newer (Debian: apt-get install python3 python3-venv)."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$$($(PYTHON) --version) is too old: gpt2lab needs Python 3.11 or newer. Try make PYTHON=python3.12."; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: install its venv module (Debian: apt-get install python3-venv)."; exit 1; }

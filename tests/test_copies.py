@@ -52,7 +52,7 @@ def test_an_updated_lesson_stands_beside_with_the_answers(tmp_path, monkeypatch,
     copies.main([str(work)])
     said, new = capsys.readouterr().out, work / "07_halves_2.ipynb"
     assert f"An updated lesson, with your answers: {new}." in said and f"Your lessons are in {work}:" in said
-    assert old.read_bytes() == typed
+    assert old.read_bytes() == typed and "Not taken over" not in said
     assert "return x / 2" in code(new) and "The third part" in code(new) and "# mine" not in code(new)
     assert "PASS" not in new.read_text()  # what the old one printed is not said of the new one
     assert set(progress(work)) == {"07_halves", "07_halves_2"}
@@ -76,12 +76,22 @@ def test_what_was_typed_last_is_taken_over_from_whichever_copy(typed, tmp_path):
     assert f"# in {typed[-1]}" in code(new)
 
 
-def test_an_exercise_that_has_changed_is_blank_again(tmp_path):
+@pytest.mark.parametrize(
+    "text, other", [("Half of x.", "One half of x."), ("return x / 2", "return x * 0.5")]
+)
+def test_an_exercise_that_has_changed_is_blank_again_which_is_said(
+    text, other, tmp_path, monkeypatch, capsys
+):
+    """A solution in other words changed it too, and the copy was said to have all answers."""
     notebooks, work = lesson(tmp_path), tmp_path / "work"
-    type_into(copies.bring(notebooks, work)[0])
-    lesson(tmp_path, submissions.SOURCE.replace("Half of x.", "One half of x."))
-    (new,) = copies.bring(notebooks, work)
-    assert "return x / 2" not in code(new) and code(new).count("NotImplementedError") == 2
+    monkeypatch.setattr(copies, "NOTEBOOKS", notebooks)
+    (old,) = copies.bring(notebooks, work)
+    type_into(old)
+    lesson(tmp_path, submissions.SOURCE.replace(text, other))
+    copies.main([str(work)])
+    new = code(work / "07_halves_2.ipynb")
+    assert "return x / 2" not in new and new.count("NotImplementedError") == 2
+    assert f"as the exercises have changed: 1 of the answers in {old}." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"cells": 3}', '{"cells": []}', "\udcff"])

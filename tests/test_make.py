@@ -25,9 +25,9 @@ def checkout(tmp_path):
     return tmp_path
 
 
-def stand_in(path: Path, script: str):
+def stand_in(path: Path, script: str, by: str = "/bin/bash"):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/bash\n{script}\n")
+    path.write_text(f"#!{by}\n{script}\n")
     path.chmod(0o755)
 
 
@@ -97,6 +97,30 @@ def test_a_changed_requirement_is_installed(checkout):
     (checkout / "calls").unlink()
     call(checkout, "make", "lab")
     assert "pip install" in (checkout / "calls").read_text()
+
+
+@pytest.mark.parametrize("gone", ["python", "jupyter"])
+def test_an_environment_of_a_moved_folder_or_of_a_python_that_is_gone_is_told(checkout, gone):
+    for name in ("python", "pip", "jupyter"):
+        stand_in(checkout / ".venv" / "bin" / name, "exit 0")
+    assert call(checkout, "make", "lab").returncode == 0
+    (file := checkout / ".venv" / "bin" / gone).unlink()
+    if gone == "python":
+        file.symlink_to(checkout / "elsewhere")
+    else:
+        stand_in(file, "exit 0", f"{checkout}/elsewhere/python")
+    done = call(checkout, "make", "lab")
+    assert done.returncode != 0 and "Build it anew: rm -rf .venv .venv-site, then make lab." in done.stdout
+
+
+def test_slides_are_found_in_a_folder_with_a_space_in_its_name(checkout):
+    page = checkout / "my lab" / "site" / "07_halves.html"
+    page.parent.mkdir(parents=True)
+    page.touch()
+    shutil.copy(checkout / "Makefile", checkout / "my lab")
+    stand_in(checkout / "bin" / "some-python", "exit 0")
+    done = call(checkout, "make", "-C", "my lab", "slides", "ARGS=07", "PYTHON=some-python")
+    assert f"file://{page}?slides".replace(" ", "%20") in done.stdout.splitlines()
 
 
 def test_without_a_display_lab_still_serves(checkout):

@@ -11,7 +11,7 @@ import pytest
 import submissions
 import torch
 
-from gpt2lab.classroom import NOTEBOOKS, lessons_named
+from gpt2lab.classroom import NOTEBOOKS, lessons_named, site
 from gpt2lab.classroom.frames import _needed, draw_explorers
 from gpt2lab.classroom.guide import guide, minutes, mistake_of, planned, reading, title
 from gpt2lab.classroom.lighter import lighten, needed
@@ -276,6 +276,23 @@ def test_a_page_shows_blank_exercises_with_solutions_folded_and_describes_every_
     assert "bubble" in linked and len(linked) == len(set(linked)) and set(linked) <= set(anchors.values())
     assert f"work/{lesson.name}.ipynb" in made.cells[1].source
     nbformat.validate(made)
+
+
+def test_pages_are_written_into_a_new_folder_or_that_of_the_last_time(tmp_path, monkeypatch, capsys):
+    """The notebooks of any folder that was named were deleted."""
+    written, new, other = [], tmp_path / "site", tmp_path / "work"
+    monkeypatch.setattr(site, "write_pages", lambda folder, *_: written.append(folder))
+    monkeypatch.setattr("sys.argv", ["site", str(new)])
+    site.main()
+    (new / "_static" / "frames").mkdir(parents=True)
+    site.main()
+    other.mkdir()
+    (other / "07_mine.ipynb").touch()
+    monkeypatch.setattr("sys.argv", ["site", str(other)])
+    with pytest.raises(SystemExit) as ended:
+        site.main()
+    assert ended.value.code == 2 and written == [new, new]
+    assert f"{other} holds other files, which would be deleted." in capsys.readouterr().err
 
 
 EXPLORER = """

@@ -156,6 +156,8 @@ def test_the_explorer_says_what_is_short_and_what_is_too_large_to_run():
     assert short.startswith("No plan of up to 2 ranks fits into")
     large = explorer.explorer(*asked(model="gpt2", memory_GB=80.0), "yes").get_suptitle()
     assert large.endswith("too large to run here: take nano or mini, and four devices")
+    longer, all_of_it = (explorer.explorer(*asked(length=n)).get_suptitle() for n in (1024, 128))
+    assert longer == f"{all_of_it}\nrows of 128 tokens, all that nano has"
 
 
 @pytest.mark.live

@@ -158,6 +158,13 @@ def test_a_sweep_is_in_milliseconds_and_gigabytes_and_its_fits_are_dashed():
     assert "in ms" in left.get_title("left") and "GB/s" in middle.get_title("left")
 
 
+@pytest.mark.parametrize("ranks, crosses", [(2, False), (3, False), (4, True), (1024, True)])
+def test_a_line_is_where_the_ring_overtakes_the_tree_and_without_one_the_title_says_why(ranks, crosses):
+    (ax,) = collectives.compared_by_formula(ranks).axes
+    assert len(ax.lines) == 6 + crosses
+    assert ("the ring is never slower than the tree" in ax.get_title("left")) != crosses
+
+
 def test_blocks_are_where_they_lie_in_the_colour_of_their_first_owner():
     before, after = collectives.blocks([[1], [2]], [[1, 2], [3, 4]], owners=[[0, 1], [None, 0]]).axes
     place = lambda p: (round(p.get_x()), round(p.get_y()), to_hex(p.get_facecolor()))

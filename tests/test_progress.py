@@ -8,7 +8,7 @@ import submissions
 
 from gpt2lab import cli
 from gpt2lab.classroom import NOTEBOOKS, lessons_named
-from gpt2lab.classroom.progress import show_progress
+from gpt2lab.classroom.progress import progress, show_progress
 from gpt2lab.lessons.answers import exercises
 from gpt2lab.lessons.exercises import KEPT, check
 
@@ -42,14 +42,23 @@ def test_the_last_verdict_of_each_exercise_is_kept_and_shown(work, capsys):
     assert "2 of 2   all pass" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("line", ["check()", "check(half)", "check([], 3)", "-" * 10**5 + "1", "x = ("])
-def test_a_cell_that_is_half_written_does_not_stop_the_others(line, work, capsys):
+HALF = ["check()", "check(half)", "check([], 3)", "-" * 10**5 + "1", "x = (", "%%time", "!ls"]
+
+
+@pytest.mark.parametrize("line", HALF)
+def test_an_exercise_in_a_cell_that_is_half_written_or_no_python_is_counted(line, work, capsys):
     (file,) = work.glob("*.ipynb")
     said = json.loads(file.read_text())
     cell = next(c for c in said["cells"] if "exercise" in c["metadata"].get("tags", ()))
-    cell["source"] = [line]
+    cell["source"] = [f"{line}\n", *cell["source"]]
     file.write_text(json.dumps(said))
-    assert cli.main(["progress"]) == 0 and "0 of 1   left: third" in capsys.readouterr().out
+    assert cli.main(["progress"]) == 0 and "0 of 2   left: half, third" in capsys.readouterr().out
+
+
+def test_every_exercise_of_every_lesson_is_counted():
+    lessons = lessons_named(NOTEBOOKS, [])
+    of = {lesson.name: [title for e in exercises(lesson) for title in e.titles] for lesson in lessons}
+    assert {name: list(found) for name, found in progress(NOTEBOOKS).items()} == of
 
 
 def test_the_first_lesson_shows_it(work, capsys, monkeypatch):

@@ -14,6 +14,7 @@ from search_cases import ring_all_reduce
 from test_algorithms import SENT
 
 from gpt2lab.algorithms import ALL_REDUCE as LIVE
+from gpt2lab.lessons.labs import faults as lab
 from gpt2lab.lessons.labs import scaling
 from gpt2lab.machine.links import Link, Network, all_reduce_time
 from gpt2lab.machine.speed import flops_per_token
@@ -249,6 +250,11 @@ def test_figures_of_faults_show_what_they_are_given():
     lost = faults.time_lost({"x": ([1, 2], [0.1, 0.2])}, {"x": ([1], [0.3])}, {"x": 1.5}).axes[0]
     assert [list(line.get_ydata()) for line in lost.lines[:2]] == [[10, 20], [30]]
     assert list(lost.lines[2].get_xdata()) == [1.5, 1.5]
+
+
+def test_a_job_that_is_explored_fails_until_it_is_done():
+    (ax,) = lab.lives(240, 1).axes
+    assert float(ax.texts[0].get_text()) - max(line.get_xdata()[0] for line in ax.lines) < 5
 
 
 CALM = LongJob(1000, 1e9, 24.0, 0.01, 0.1, 1.0)

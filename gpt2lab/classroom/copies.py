@@ -60,12 +60,23 @@ def _fill(notebook: dict, olds: list[dict]) -> None:
                 cell |= {"source": old["source"], "outputs": [], "execution_count": None}
 
 
+def left_behind(new: Path) -> dict[Path, int]:
+    """Other copies of a new one's lesson -> how many of their answers are to exercises that it does not have."""
+    has, found = {cell["id"] for cell in exercises_in(_read(new)["cells"])}, {}
+    for file in sorted(new.parent.glob(f"{new.stem.rpartition('_')[0]}*.ipynb")):
+        cells = [cell for cell in exercises_in(_read(file).get("cells", [])) if cell.get("id") not in has]
+        found[file] = sum("NotImplementedError" not in "".join(cell["source"]) for cell in cells)
+    return {file: n for file, n in found.items() if n}
+
+
 def main(arguments: list[str]) -> None:
     """Say where the lessons are, and which are new beside others."""
     folder = Path(*arguments) if arguments else WORK
     for file in bring(NOTEBOOKS, folder):
         if file.stem.rsplit("_", 1)[-1].isdecimal():
             print(f"An updated lesson, with your answers: {file}. The one you worked in is as it was.")
+            for old, n in left_behind(file).items():
+                print(f"Not taken over, as the exercises have changed: {n} of the answers in {old}.")
     print(f"Your lessons are in {folder}: what you type there stays yours when gpt2lab is updated.")
 
 

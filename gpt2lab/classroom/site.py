@@ -188,7 +188,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--teachers", action="store_true", help="also the teacher's guide")
     options = parser.parse_args()
-    write_pages(options.folder, lessons_named(NOTEBOOKS, []), options.teachers)
+    folder = options.folder
+    if any(folder.glob("*")) and not (folder / "_static" / "frames").is_dir():
+        parser.error(f"{folder} holds other files, which would be deleted. Use a new one, as build/site.")
+    write_pages(folder, lessons_named(NOTEBOOKS, []), options.teachers)
 
 
 if __name__ == "__main__":

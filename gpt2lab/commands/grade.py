@@ -5,7 +5,8 @@ gpt2lab grade 07 submissions/ --csv canvas     and grades.canvas.csv, which Canv
 
 FOLDER holds a notebook for each student: ann.ipynb, ann/07_pipeline.ipynb, or what Canvas or Moodle gave as a download.
 Only what students wrote for exercises is run, with the lesson's own checks; what their notebooks show does not count.
-A second call goes on where the first one ended and grades only what is new.
+A second call goes on where the first one ended and grades only what is new. It writes all these files anew:
+correct grades in a copy.
 """
 
 import signal

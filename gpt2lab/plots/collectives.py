@@ -51,14 +51,18 @@ def sweep_figure(rows, models=()) -> Figure:
 
 
 def compared_by_formula(ranks: int = 64, latency_us: float = 5, gigabytes_per_s: float = 25) -> Figure:
-    """Alpha-beta times of all-reduces over size; at the vertical line the ring overtakes the tree."""
+    """Alpha-beta times of all-reduces over size; at the vertical line, if any, the ring overtakes the tree."""
     link = links.Link(latency_us * 1e-6, gigabytes_per_s * 1e9)
     fig, ax = figure(8, 3.4)
     sizes = [2.0**k for k in range(10, 31)]
     times = {name: [links.all_reduce_time(name, ranks, s, link) for s in sizes] for name in links.ALL_REDUCE}
     lines(ax, sizes, times, map(variant, count()), scale=1e3)
-    ax.axvline(links.crossing(ranks, link), color=THINGS[1], ls="-.", lw=1.2)
-    ax.set(xscale="log", yscale="log", xlabel="bytes", ylabel="ms", title=f"all-reduce on {ranks} ranks")
+    title = f"all-reduce on {ranks} ranks"
+    if crossing := links.crossing(ranks, link):
+        ax.axvline(crossing, color=THINGS[1], ls="-.", lw=1.2)
+    else:
+        title += ": the ring is never slower than the tree"
+    ax.set(xscale="log", yscale="log", xlabel="bytes", ylabel="ms", title=title)
     ax.minorticks_off()  # thrice as fast to draw
     ax.legend(fontsize=8, ncols=2)
     return fig

@@ -536,7 +536,7 @@ def ring_wins_from():
 explore(
     plots.compared_by_formula,
     "computed",
-    "alpha-beta times of six algorithms on {ranks} ranks; at the vertical line the ring overtakes the tree.",
+    "alpha-beta times of six algorithms on {ranks} ranks; at the vertical line, if any, the ring overtakes the tree.",
     "Six lines of time over size on {ranks} ranks, latency-bound left, bandwidth-bound right",
     ranks=(2, 1024, 64),
     latency_us=(1, 50, 5),

@@ -534,15 +534,15 @@ print(named.complaint(labs.MLP, {"batch": "x", "ff": "x"}))
 def tiles(x, y):
     tensors = {name: labs.MLP[name] for name in ("x", "c_fc.weight", "hidden", "c_proj.weight")}
     layout = {name: axis for name, axis in ((x, "x"), (y, "y")) if name != "none"}
-    words = named.complaint(tensors, layout) or ", ".join(f"{name}:{axis}" for name, axis in layout.items())
+    words = named.complaint(tensors, layout) or ", ".join(map(":".join, layout.items())) + " alone" * (x == y)
     return plots.who_holds(tensors, layout, {"x": 2, "y": 2}, words)
 
 
 explore(
     tiles,
     "drawing",
-    "the MLP with {x} cut over x and {y} over y, on 2 x 2 ranks: each tensor in halves, the numbers are ranks; two "
-    "colours: both hold it, grey: all do.",
+    "the MLP, where {x} is to be cut over x and {y} over y, on 2 x 2 ranks: each tensor in halves, the numbers are "
+    "ranks; two colours: both hold it, grey: all do.",
     "Four tensors in tiles, whose colours and numbers say which ranks hold them",
     posters=[{}, {"y": "seq"}],
     x=["batch", "seq", "embd", "ff"],

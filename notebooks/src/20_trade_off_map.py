@@ -117,7 +117,7 @@ for n, points in (record | counted).items():
 
 # %%
 def draw(ranks=64, rows=128, width=4096):
-    config = GPT2Config(n_positions=1024, n_layer=64, n_head=64, n_embd=64 * (width // 64))
+    config = GPT2Config(n_positions=1024, n_layer=64, n_head=64, n_embd=width)
     numbers = [n for n in (2, 4, 8, 16, 32, 64) if n <= ranks]
     lines = {s: [(n, lab.compute(s, n, config, rows, 1024)) for n in numbers] for s in lab.STRATEGIES}
     frame = (0.5, 2e4), (1.5, 4e4)  # the same axes wherever the sliders stand
@@ -154,9 +154,9 @@ explore(
     "{ranks} ranks (large marks), {rows} rows of 1,024 tokens, width {width}; all maps here share their axes.",
     "The trade-off map for {ranks} ranks, {rows} rows and width {width}",
     posters=[{"ranks": 64, "rows": 512}, {"ranks": 64, "width": 1024}],
-    ranks=(4, 64, 16),
+    ranks=[16, 4, 8, 32, 64],
     rows=(128, 512, 128),
-    width=(1024, 8192, 4096),
+    width=[4096, 1024, 2048, 8192],
 )
 
 # %% [markdown]

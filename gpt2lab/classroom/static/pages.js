@@ -19,6 +19,7 @@ function explorer(box) {
     image.alt = frame.alt;
     caption.textContent = frame.caption;
   }
+  const stops = []; // one control plays at a time
   for (const [key, frames] of Object.entries(data.frames)) {
     const row = document.createElement("div");
     const label = document.createElement("label");
@@ -41,15 +42,18 @@ function explorer(box) {
       timer = 0;
       play.textContent = "▶";
     }
+    stops.push(stop);
     play.onclick = () => {
-      if (timer) return stop();
+      const mine = timer;
+      stops.forEach((one) => one());
+      if (mine) return;
       play.textContent = "■";
       let at = Number(input.value) === frames.length - 1 ? 0 : Number(input.value);
       show(key, at);
       timer = setInterval(() => (at < frames.length - 1 ? show(key, ++at) : stop()), 900);
     };
     input.oninput = () => {
-      stop();
+      stops.forEach((one) => one());
       show(key, Number(input.value));
     };
     sliders[key] = { input, output };

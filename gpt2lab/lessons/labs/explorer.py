@@ -97,5 +97,7 @@ def explorer(
         if small:
             seen = f"{in_seconds(run_here(choice, config, machine, goal))} on live ranks here (paced)"
         title += f"; {seen}"
+    if goal.length < length:
+        title += f"\nrows of {goal.length} tokens, all that {model} has"
     clock = timetable(choice.plan, config, goal.rows, goal.length, machine, goal.itemsize)
     return explored(title, choice, machine.device.memory, binds(choice, config, machine, goal), clock)

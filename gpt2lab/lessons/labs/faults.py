@@ -113,7 +113,7 @@ def lives(minutes: int, hours_between: int):
     """A day's work that saves after so many minutes and fails every so many hours; 5 minutes a save, 10 a restart."""
     from ...plots.faults import lives as drawn  # a rank that runs this lesson's code draws nothing
 
-    strikes = failures(19, hours_between, 60)
+    strikes = failures(19, hours_between, 600)
     jobs = {f"every {minutes} min": life(minutes / 60, 5 / 60, 10 / 60, strikes, 12.0)}
     return drawn(jobs, strikes, length=28)
 
