@@ -53,11 +53,6 @@ class Claim:
     rank: int = 0
 
     @property
-    def size(self) -> float:
-        """The error; not a number is worse than any number."""
-        return self.error if self.error == self.error else float("inf")
-
-    @property
     def digits(self) -> str:
         """The error as text that no machine's rounding changes: 0 where it must be, < 1e-12, or the number."""
         if self.name in EXACT and self.error == 0:
@@ -154,8 +149,8 @@ def verify(
 
 
 def worst(found: list[list[Claim]]) -> list[Claim]:
-    """Of what all ranks found (`compare`), each claim where its error is largest; NaN is worse than any number."""
-    return [max(claims, key=lambda claim: claim.size) for claims in zip(*found, strict=True)]
+    """Of what all ranks found (`compare`), each claim where its error is largest."""
+    return [max(claims, key=lambda claim: claim.error) for claims in zip(*found, strict=True)]
 
 
 def expected(plan: Plan, config: GPT2Config, rows: int, length: int, depth: str) -> Serial | list[Streamed]:
@@ -270,7 +265,7 @@ def _owners(parallel, start: dict) -> Claim:
 def _claim(name: str, mine: dict, serial: dict, rank: int) -> Claim:
     """The largest relative error over the tensors this rank holds: max |a - b| / max |b|, tensor by tensor."""
     claims = [Claim(name, relative_error(t.cpu(), serial[n]), n, rank) for n, t in mine.items()]
-    return max(claims, key=lambda claim: claim.size)
+    return max(claims, key=lambda claim: claim.error)
 
 
 def _double(numbers) -> torch.Tensor:
@@ -278,5 +273,7 @@ def _double(numbers) -> torch.Tensor:
 
 
 def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
-    """max |a - b| / max |b| of two tensors of one shape."""
-    return ((a.detach() - b.detach()).abs().max() / b.detach().abs().max().clamp_min(1e-300)).item()
+    """max |a - b| / max |b| of two tensors of one shape; infinite, which max() keeps, where it is not a number."""
+    size = b.detach().abs().max().clamp_min(torch.finfo(b.dtype).tiny)
+    error = ((a.detach() - b.detach()).abs().max() / size).item()
+    return error if error == error else float("inf")

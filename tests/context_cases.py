@@ -12,6 +12,7 @@ from gpt2lab.parallel.context.exchanges import apply_context
 from gpt2lab.plan import Plan
 from gpt2lab.ranks import comm
 from gpt2lab.ranks.mesh import Mesh
+from gpt2lab.verify import relative_error
 
 LAYOUTS = ("contiguous", "unequal", "interleaved", "zigzag")
 FULL = ("qkv", "kv-allreduce", "kv", "kv-roots", "triangle", "ring", "double-ring", "heads")
@@ -89,9 +90,9 @@ def split_run(mesh: Mesh, layout: str, exchange: str, length: int, window, tile=
     work = dict(attention.work)
     whole, expected = serial(length, window)
     grads = comm.all_reduce(torch.cat([p.grad.flatten() for p in model.parameters()]), axis)
-    error = (logits.detach() - whole[:, mine]).abs().max().item() if len(mine) else 0.0
+    error = relative_error(logits, whole[:, mine]) if len(mine) else 0.0
     return {
-        "error": max(error, ((grads - expected).abs().max() / expected.abs().max()).item()),
+        "error": max(error, relative_error(grads, expected)),
         "sent": {"forward": forward, "backward": backward},
         "mlp rows": sum(rows),
         "work": {k: v / (ROWS * HEADS) for k, v in work.items()},

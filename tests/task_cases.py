@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import torch
 
+from gpt2lab.lessons.labs.instruments import apart
 from gpt2lab.model import GPT2, GPT2Config
 from gpt2lab.reference import example_batch, example_weights
 from gpt2lab.tasks.gpt2 import Blocks, GPT2Tasks
@@ -33,7 +34,7 @@ def made(blocks=SMALL, optimizer=None):
 
 def worst(found, want):
     assert found.keys() == want.keys()
-    return max(((found[n] - w).abs().max() / w.abs().max()).item() for n, w in want.items())
+    return apart(found, want)
 
 
 def same(one, other):

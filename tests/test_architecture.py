@@ -186,8 +186,8 @@ OVER = {
     "sharding": 3_141,
     "planner": 5_922,
     "classroom": 2_631,
-    "core": 12_444,
-    "the package": 49_745,
+    "core": 12_441,
+    "the package": 49_742,
 }  # too large today: these may only shrink
 
 

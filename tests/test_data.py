@@ -34,9 +34,11 @@ def test_replicas_stay_the_same_bits(pools):
     def train(trainer, batch):
         for _ in range(3):
             trainer.step(batch)
-        return trainer.parallel.weights()
+        parallel = trainer.parallel  # `weights` sends one part to all: of stage 3 it compares the two groups
+        own = {n: p.detach().clone() for n, p in parallel.model.named_parameters()}
+        return parallel.weights() if parallel.plan.zero == 3 else own
 
-    for plan in spelled_out("dp={3,data=bucket|3,data=servers|3,zero=1|3,zero=2|3,zero=3|4,zero=3,shard=2}"):
+    for plan in spelled_out("dp={3,data=bucket|3,data=servers|3,zero=1|3,zero=2|4,zero=3,shard=2}"):
         first, *others = run(pools, train, plan)
         assert all(torch.equal(first[n], other[n]) for other in others for n in first), plan
 
@@ -211,9 +213,9 @@ def test_same_weights_as_pytorchs_own(pools, plan, make):
             optimizer.step()
         ours = trainer.parallel.weights()
         whole = {n: getattr(p, "full_tensor", p.detach)() for n, p in model.named_parameters()}
-        return max((w - whole[n]).abs().max().item() for n, w in ours.items())
+        return all((w - whole[n]).abs().max() < 1e-10 for n, w in ours.items())
 
-    assert max(run(pools, both, plan, lr=1e-2, eps=1e-6, clip=None)) < 1e-10
+    assert all(run(pools, both, plan, lr=1e-2, eps=1e-6, clip=None))
 
 
 # ---- the benchmark

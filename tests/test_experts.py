@@ -11,6 +11,7 @@ from gpt2lab.cli import main
 from gpt2lab.experts.mixture import ROUTERS, Experts, Mixture, looped, mixtures, set_total
 from gpt2lab.generate import generate
 from gpt2lab.model import GPT2, GPT2Config, Noise
+from gpt2lab.verify import relative_error as error
 
 CONFIG = GPT2Config(vocab_size=37, n_positions=16, n_layer=2, n_head=4, n_embd=24)
 KINDS = {
@@ -37,10 +38,6 @@ def mixture(experts: Experts, seed: int = 0) -> Mixture:
 
 def rows(seed: int = 1, shape=(3, 11, 24)):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), requires_grad=True)
-
-
-def error(a, b):
-    return ((a - b).abs().max() / b.abs().max().clamp_min(1e-300)).item()
 
 
 @pytest.mark.parametrize("kind", ROUTERS)

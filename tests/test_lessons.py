@@ -258,31 +258,44 @@ def test_a_number_that_is_not_printed_above_is_found():
 
 
 FALSE_ON_PURPOSE = (
-    "same weights on both ranks:",
-    "model.py speaks of torch.distributed:",
-    "all leave at the same moment:",
-    "async_op=False: computing while sending:",
-    "'no sum':",
-    "under AdamW:",
-    "replicas agree:",
-    "bfloat16 alone:",
-    "drawn anew on four ranks:",
-    "cut from one matrix:",
-    "to plain attention:",
-    "dW of rank 0 alone",
-    "busiest above 2 even shares:",
-    "group=rank",
-    "gelu of a partial sum:",
-    "softmax of a shard:",
+    "same weights on both ranks: False",
+    "model.py speaks of torch.distributed: False",
+    "all leave at the same moment: False",
+    "async_op=False: computing while sending: False",
+    "'no sum': False",
+    r"\| 1 \| False \| 384 ms",
+    "replicas agree: False",
+    "bfloat16 alone: .* moved: False",
+    "cut from one matrix: shards alike False",
+    "to plain attention: False",
+    "no mask: y False, dX False, dW summed False",
+    "dW of rank 0 alone False",
+    r"busiest above 2 even shares: \[False, False, False\], laziest below 0.5: \[False, False, False\]",
+    "group=rank   dp=2,ep=2 equals the serial run: False, dp=2: False",
+    "gelu of a partial sum: False",
+    "softmax of a shard: False",
 )
-"""Words in a line of output that says False, and should."""
+"""What says False in the output, and should."""
 
 
-def said_false(lesson) -> list[str]:
-    """The lines of output that say False or DIFFER, and should not."""
-    said = "\n".join(o.get("text", "") for c in solution(lesson) if c.cell_type == "code" for o in c.outputs)
-    lines = [line for line in said.splitlines() if re.search(r"(?<!=)\bFalse\b|DIFFER", line)]
-    return [line for line in lines if not any(words in line for words in FALSE_ON_PURPOSE)]
+def said_false(cells) -> list[str]:
+    """The lines of output, and rows of tables, that say False, DIFFER or NO, and should not."""
+    outputs = [o for c in cells if c.cell_type == "code" for o in c.outputs]
+    lines = [line for o in outputs for line in o.get("text", "").splitlines()]
+    told = [line for o in outputs for line in o.get("data", {}).get("text/markdown", "").splitlines()]
+    lines += [line for line in told if line.startswith("| ")]
+    left = [re.sub("|".join(FALSE_ON_PURPOSE), "", line) for line in lines]
+    return [line for line in left if re.search(r"(?<!=)\bFalse\b|DIFFER|\| NO \|", line)]
+
+
+def test_a_claim_that_came_out_false_is_found_in_output_and_in_a_table():
+    made = nbformat.v4.new_output
+    table = made(
+        "display_data", {"text/markdown": "| way | equal |\n| :-- | :-- |\n| ring | False |\n| a | NO |"}
+    )
+    lines = made("stream", text="replicas agree: False, weights equal: False\nreplicas agree: False\n")
+    cell = nbformat.v4.new_code_cell(outputs=[table, lines])
+    assert said_false([cell]) == [", weights equal: False", "| ring | False |", "| a | NO |"]
 
 
 def ragged(lesson) -> list[str]:
@@ -386,7 +399,7 @@ RULES = {  # what holds of every lesson: what breaks it
     "its notebooks are those of its source": outdated,
     "no cell swallows the marker of the next": lambda x: [c.text for c in x.cells if "# %%" in c.text],
     "numbers in its text are those printed above": lambda x: strangers(solution(x)),
-    "what it claims came out true": said_false,
+    "what it claims came out true": lambda x: said_false(solution(x)),
     "a row of a table has as many cells as its header": ragged,
     "it has something to vary": lambda x: not any("explore(" in text for text in code(x)),
     "every prediction has its question above it": unasked,

@@ -1,5 +1,6 @@
 """What mixtures of experts send, by formula and on live ranks; copies of busy experts."""
 
+import math
 import random
 from collections import Counter
 from dataclasses import replace
@@ -153,11 +154,11 @@ def error(pool, room, *bugs, config=CONFIG) -> float:
     """The largest difference from the serial mixture of outputs and of all gradients that any rank holds."""
     mixture, x, grad, y, right = serial(config)
     found = pool.run(with_bugs, bugs, config, mixture, x, grad, room)
-    off = [(torch.cat([ours for ours, *_ in found]) - y).abs().max().item()]
+    off = [(torch.cat([ours for ours, *_ in found]) - y).abs().max()]
     for rank, (_, gradients, *_) in enumerate(found):
         mine = right | {"x": right["x"].tensor_split(len(found))[rank]}
-        off += [(g - mine[n]).abs().max().item() for n, g in gradients.items()]
-    return max(off)
+        off += [(g - mine[n]).abs().max() for n, g in gradients.items()]
+    return torch.stack(off).max().nan_to_num(math.inf).item()
 
 
 def test_every_expert_has_a_place_and_none_two_on_a_rank():

@@ -354,8 +354,7 @@ PRINTED = {  # beside seconds, or instead of them: (rows, numbers, the same of a
     "teraflops of BLOOM":
         (of("BLOOM"), (128.92, 153.68, 150.05, 153.33), lambda r: rate(r, again=True) / 1e12, 0.03),
     "teraflops of MT-NLG": (of("Smith"), (126, 121, 113), lambda r: rate(r, again=True) / 1e12, 0.03),
-    "tokens a second and GPU of PyTorch's FSDP":
-        (of("FSDP"), (3760, 1700, 772, 380), lambda r: tokens(r) / r.devices, 1e-6),
+    "rows of a GPU of PyTorch's FSDP": (of("FSDP"), (2, 1, 8, 6), lambda r: r.rows / r.devices, 0),
     "parameters after which models are named":
         (NAMED, (1.7e9, 145.6e9, 1008e9, 405e9), lambda r: r.config.parameters, 0.04),
     "parameters of BLOOM": (of("BLOOM"), [176.2e9] * 4, lambda r: r.config.parameters, 0.04),

@@ -143,9 +143,9 @@ def every_change(rank, world_size, mesh):
         total = y.detach()
         for axis, _ in dst.partial:
             total = comm.all_reduce(total, axes[axis])
-        error = (total - reshard.shard(whole, Layout(dst.cuts), axes)).abs().max().item()
-        of_x = (x.grad - reshard.shard(whole, src.dual, axes)).abs().max().item()
-        found.append((src, dst, max(error, of_x) / 1156, sent, returned))
+        error = (total - reshard.shard(whole, Layout(dst.cuts), axes)).abs().max()
+        of_x = (x.grad - reshard.shard(whole, src.dual, axes)).abs().max()
+        found.append((src, dst, torch.maximum(error, of_x).item() / 1156, sent, returned))
     return found
 
 

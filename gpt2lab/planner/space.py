@@ -1,6 +1,6 @@
 """The plans that a search looks at: meshes, and what each leaves open; every rule that leaves some out is counted.
 
-`PRUNED` has the rules. Up to a few ranks nothing is left out that could run.
+`PRUNED` has the rules. Up to a few ranks only other schedules and exchanges are left out of what could run.
 """
 
 from collections import Counter
@@ -24,11 +24,12 @@ PRUNED = {
     "stages without a layer": "they would have the embedding or the head alone, and all others wait for them",
     "short sequences cut over ranks": "beyond four ranks context parallelism is for 4,096 tokens or more, 1,024 a rank",
     "other schedules": f"tried are {', '.join(SCHEDULES)}; the others hold more, or the model twice",
+    "other exchanges": "tried are kv, ring over zigzag, and heads",
     "cannot win": "it takes longer, or its weights and activations alone more bytes, than what was found",
     "numbers of ranks that cannot win": "too few for the operations, all of them working all the time",
     "needs more memory by far": "weights, gradients and activations alone; the first such plans are predicted",
 }
-WHOLE = 4  # ranks up to which nothing is left out that could run
+WHOLE = 4  # ranks up to which only other schedules and exchanges are left out of what could run
 FEW = 8  # devices up to which this holds for plans of so few ranks, and every number of ranks is tried
 
 
@@ -108,7 +109,7 @@ def _options(mesh: Plan, rows: int, many: bool, node: int, rejected: Counter):
     """All that a mesh leaves open: micro-batches, schedule, ZeRO, exchange, sp, recomputation, loss."""
     most = rows // mesh.dp
     together, here = mesh.dp * mesh.cp, node // mesh.tp
-    micros = {m for m in range(1, most + 1) if most % m == 0 or m in [mesh.pp * k for k in (1, 2, 4, 8)]}
+    micros = [m for m in range(1, most + 1) if most % m == 0 or m in [mesh.pp * k for k in (1, 2, 4, 8)]]
     zeros = [{"zero": stage} for stage in range(4 if together > 1 else 1)]
     if many and mesh.pp > 1 and len(zeros) > 1:
         rejected["ZeRO-2 or 3 beside a pipeline"] += 2 * len(micros)
@@ -117,8 +118,8 @@ def _options(mesh: Plan, rows: int, many: bool, node: int, rejected: Counter):
     if 1 < here < together and together % here == 0:  # HSDP
         zeros += [more | {"shard": here} for more in zeros[2:]]
         rejected["other groups of HSDP"] += len(micros)
-    exchanges = [{}, {"layout": "zigzag", "exchange": "ring"}, {"exchange": "heads"}]
-    exchanges = exchanges if mesh.cp > 1 else exchanges[:1]
+    exchanges = [{}, {"layout": "zigzag", "exchange": "ring"}, {"exchange": "heads"}][: 1 + 2 * (mesh.cp > 1)]
+    rejected["other exchanges"] += len(micros) * (mesh.cp > 1)
     sps = [False, True] if mesh.tp > 1 else [False]
     if many and mesh.tp > 1:
         rejected["tensor ranks without sequence parallelism"] += len(micros)
@@ -126,9 +127,8 @@ def _options(mesh: Plan, rows: int, many: bool, node: int, rejected: Counter):
     losses = ["whole", "chunked"] if mesh.tp == 1 else ["whole"]
     tried = SCHEDULES if mesh.pp > 1 else SCHEDULES[:1]
     rejected["other schedules"] += (len(NAMES) - len(tried)) * len(micros) * (mesh.pp > 1)
-    every = product(sorted(micros), zeros, exchanges, sps, losses, tried)
     axes = Plan.said(str(mesh))
-    for micro, zero, more, sp, loss, schedule in every:
+    for micro, zero, more, sp, loss, schedule in product(micros, zeros, exchanges, sps, losses, tried):
         said = axes | zero | more | {"micro": micro, "sp": sp, "loss": loss, "schedule": schedule}
         yield Plan(**said)
         if zero["zero"] < 3 or mesh.pp > 1:  # without a pipeline stage 3 runs blocks again, or refills them

@@ -1128,7 +1128,7 @@ print(*survivors.together(apart, go_on, "dp=3", "replicas", 8, 2), sep="\n")
 serial = survivors.together(apart[:1], those_left, "targets left")[0]
 for divided_by in ("targets left", "all targets", "own targets, then replicas"):
     found = survivors.together([apart[0], apart[2]], those_left, divided_by)[0]
-    worst = max((found[n] - serial[n]).abs().max().item() for n in serial)
+    worst = torch.stack([(found[n] - serial[n]).abs().max() for n in serial]).max()
     print(f"divided by {divided_by}:", "equal to 1e-10" if worst < 1e-10 else f"off by {worst:.0e}")
 
 # %% [markdown]

@@ -132,7 +132,7 @@ def furthest(placed, serial) -> float:
     pairs.append((next(f[1] for f in placed if f[1] is not None), back))
     for name, gradient in weights.items():
         pairs.append((sum(f[2][name] for f in placed if name in f[2]), gradient))
-    return max(float((a - b).abs().max()) for a, b in pairs)
+    return torch.stack([(a - b).abs().max() for a, b in pairs]).max().item()
 
 
 def measured_device(sizes: Sequence[int] = (16, 32, 64, 128, 256, 512), seconds: float = 0.1):

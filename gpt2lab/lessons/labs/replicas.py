@@ -63,12 +63,12 @@ def over_ranks(runs) -> list[float]:
 
 def apart(some, others) -> float:
     """The largest difference of two lists of numbers."""
-    return max(abs(a - b) for a, b in zip(some, others, strict=True))
+    return float(np.max([abs(a - b) for a, b in zip(some, others, strict=True)]))
 
 
 def distance(weights, others) -> float:
     """The largest difference of two dictionaries of tensors."""
-    return max((weights[name] - others[name]).abs().max().item() for name in weights)
+    return torch.stack([(weights[name] - others[name]).abs().max() for name in weights]).max().item()
 
 
 def cut_off(batch: Batch, rank: int, n: int) -> Batch:
