@@ -53,6 +53,11 @@ class Claim:
     rank: int = 0
 
     @property
+    def size(self) -> float:
+        """The error; not a number is worse than any number."""
+        return self.error if self.error == self.error else float("inf")
+
+    @property
     def digits(self) -> str:
         """The error as text that no machine's rounding changes: 0 where it must be, < 1e-12, or the number."""
         if self.name in EXACT and self.error == 0:
@@ -149,8 +154,8 @@ def verify(
 
 
 def worst(found: list[list[Claim]]) -> list[Claim]:
-    """Of what all ranks found (`compare`), each claim where its error is largest."""
-    return [max(claims, key=lambda claim: claim.error) for claims in zip(*found, strict=True)]
+    """Of what all ranks found (`compare`), each claim where its error is largest; NaN is worse than any number."""
+    return [max(claims, key=lambda claim: claim.size) for claims in zip(*found, strict=True)]
 
 
 def expected(plan: Plan, config: GPT2Config, rows: int, length: int, depth: str) -> Serial | list[Streamed]:
@@ -265,7 +270,7 @@ def _owners(parallel, start: dict) -> Claim:
 def _claim(name: str, mine: dict, serial: dict, rank: int) -> Claim:
     """The largest relative error over the tensors this rank holds: max |a - b| / max |b|, tensor by tensor."""
     claims = [Claim(name, relative_error(t.cpu(), serial[n]), n, rank) for n, t in mine.items()]
-    return max(claims, key=lambda claim: claim.error)
+    return max(claims, key=lambda claim: claim.size)
 
 
 def _double(numbers) -> torch.Tensor:
@@ -274,6 +279,6 @@ def _double(numbers) -> torch.Tensor:
 
 def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
     """max |a - b| / max |b| of two tensors of one shape; infinite, which max() keeps, where it is not a number."""
-    size = b.detach().abs().max().clamp_min(torch.finfo(b.dtype).tiny)
+    size = b.detach().abs().max().double().clamp_min(1e-300)  # which is 0 in float32
     error = ((a.detach() - b.detach()).abs().max() / size).item()
     return error if error == error else float("inf")

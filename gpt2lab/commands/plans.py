@@ -47,7 +47,7 @@ def _verified(composition) -> bool:
     from ..verify import verify
 
     report = verify(composition.plan, composition.config)
-    worst = max(report.claims, key=lambda claim: claim.error)
+    worst = max(report.claims, key=lambda claim: claim.size)
     where = f"{worst.name}, {worst.tensor} on rank {worst.rank}"
     verdict = "equal  " if report.ok else "DIFFERS"
     print(f"{verdict} {worst.error:.1e}  {composition.plan}{_extra(composition)}: {where}", flush=True)
