@@ -25,15 +25,15 @@ def cache_dir(name: str) -> Path:
         with contextlib.suppress(OSError):
             Path(root).mkdir(mode=0o700, parents=True, exist_ok=True)  # the mode is for the last folder alone
             folder.mkdir(mode=0o700, exist_ok=True)
-            if _private(Path(root)) and os.access(folder, os.W_OK):
+            if _made_private(Path(root)) and os.access(folder, os.W_OK):
                 return folder
     raise OSError(f"Neither {home} nor {spare} can be written. Set XDG_CACHE_HOME to one of your folders.")
 
 
-def _private(folder: Path) -> bool:
-    """Whether the folder belongs to this user and only this user may write there (another could have made it).
+def _made_private(folder: Path) -> bool:
+    """Take the right to write from this user's own group, which a umask of 002 gives.
 
-    Where the user's own group may write as well, as a umask of 002 has it, this ends here.
+    Returns whether the folder is this user's and nobody else may write there (another could have made it).
     """
     found = folder.lstat()
     ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()

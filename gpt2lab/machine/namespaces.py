@@ -26,6 +26,7 @@ WAYS = {"as this user": (), "in a user namespace": ("--user", "--map-root-user")
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 MEETING = "10.77.0.1"  # the first machine's address
 PORT = 29511
+CARD = "eth0"  # the card that leads to the others
 
 
 @dataclass(frozen=True)
@@ -128,12 +129,12 @@ def by_hand(count: int, arguments: Sequence) -> list[Machine]:
 
 
 def variables() -> dict[str, str]:
-    """The variables that tell gloo and NCCL to use the first network card; one thread a rank, no warnings of names."""
+    """The variables that tell gloo and NCCL which network card to use; one thread a rank, no warnings of names."""
     quiet = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    return quiet | {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "eth0"}
+    return quiet | {"GLOO_SOCKET_IFNAME": CARD, "NCCL_SOCKET_IFNAME": CARD}
 
 
 def sent() -> int:
     """Bytes that have left this machine for the others so far."""
-    line = re.search(r"^\s*eth0:(.*)$", Path("/proc/net/dev").read_text(), re.MULTILINE)
+    line = re.search(rf"^\s*{CARD}:(.*)$", Path("/proc/net/dev").read_text(), re.MULTILINE)
     return int(line[1].split()[8])

@@ -188,7 +188,7 @@ def pipeline_seconds(plan, forward: tuple, first: tuple, second: tuple, hop: flo
         for rank, order in enumerate(left):
             while order:
                 kind, stage, unit = order[-1]
-                step, start, other = steps[kind], free[rank], stage + steps[kind]
+                start, other = free[rank], stage + (step := steps[kind])
                 if step and other // depth == stage // depth:  # in the same copy of the model
                     if (step, other, unit) not in done:
                         break
